@@ -179,8 +179,8 @@ def _q8_0() -> Iterator[Guess]:
 def _q4_1() -> Iterator[Guess]:
     """Return guesses for Q4_1: the least and the largest value have codes 0 and 15, or others.
 
-    Each pair of codes is tried with the zero point that makes the offset small, and with zero point 0: a
-    small offset, which is a difference of larger numbers, may be inexact.
+    Each pair of codes is tried with the zero point that makes the offset small, and with zero point
+    0: a small offset, which is a difference of larger numbers, may be inexact.
     """
 
     def guess(first: int, last: int, nudge: int, small_offset: bool, blocks: torch.Tensor) -> Fit:

@@ -1,4 +1,7 @@
-"""Parts that tails of both acceptance rules share: inputs, rows, and the next window."""
+"""Builds the parts that tails of both acceptance rules share: inputs, rows, and the next window.
+
+The letters in shapes are those of `tails.match`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ class TailBuilder:
     """Builds the tail that follows a pass of `plan` and lays out the window of `plan.next`.
 
     op: records the nodes. sampler: adds the nodes that draw tokens. head: the draft head, or None.
-    width: Q, the rows of the window; symbolic in a fused tail, which serves windows with any number
-    of look-ahead rows.
+    width, next_width: Q and Q', the numbers of rows of the two windows; symbolic in a fused tail,
+    which serves windows with any number of look-ahead rows.
     """
 
     def __init__(
@@ -31,31 +34,33 @@ class TailBuilder:
         self.length = self.op.input("length", np.int64, ["batch"])
 
     def input_ids(self) -> ir.Value:
-        """[B,Q] int64: the window that was run."""
+        """Return the input [B,Q] int64 with the window of this pass."""
         return self.op.input("input_ids", np.int64, ["batch", self.width])
 
     def draft_probs(self) -> ir.Value:
-        """[B,D,V] float32, an input: the distribution that each draft was drawn from."""
+        """Return the input [B,D,V] float32 with the distribution that each draft was drawn from."""
         return self.op.input(
             "draft_probs", np.float32, ["batch", self.plan.drafts, self.vocab_size]
         )
 
     def advance(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """accepted [B,1] -> `count` and `next_length`, [B] each. A masked slot emits nothing."""
+        """Return `count` and `next_length`, [B] each, after `accepted` [B,1] drafts.
+
+        A masked slot emits nothing: its count is 0.
+        """
         op, active = self.op, self.op.input("active", np.int64, ["batch"])
         count = op("Squeeze", accepted, op.const([1]))
-        count = (
-            op("Add", count, active)
-            if not self.plan.drafts
-            else op("Mul", op("Add", count, op.const(1)), active)
-        )
+        if self.plan.drafts:
+            count = op("Mul", op("Add", count, op.const(1)), active)
+        else:  # `accepted` is 0
+            count = op("Add", count, active)
         return count, op("Add", self.length, count)
 
     def group_rows(self, accepted: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Return the rows [B,L'] that make the next drafts, 0 for none, and their logits [B,L',V].
+        """Return the rows [B,L'] that make the next drafts, and their logits [B,L',V].
 
-        accepted [B,1]: the number of accepted drafts; for a tree, the row of the last accepted
-        draft.
+        A row is 0 if no look-ahead row makes the draft. accepted [B,1]: the number of accepted
+        drafts; in a tree, the row of the last one.
         """
         op, plan = self.op, self.plan
         if plan.is_fused:
@@ -69,31 +74,32 @@ class TailBuilder:
     def pick_rows(
         self, values: ir.Value, rows: ir.Value, height: ir.Value | int, size: int
     ) -> ir.Value:
-        """values [B,height,size], rows [B,K] -> [B,K,size]. height: a number, or a tensor [1].
+        """Return [B,K,size]: for each slot, its `rows` [B,K] of values [B,height,size].
 
-        GatherND would do this in one node, but cannot be captured as a CUDA graph.
+        height: a number, or a tensor [1]. GatherND would do this in one node, but cannot be
+        captured as a CUDA graph.
         """
         op = self.op
         ones = op("Max", op.input("active", np.int64, ["batch"]), op.const(1))
         # [B,1]: 0 .. B-1
         slots = op("Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1]))
-        first = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
-        return op(
-            "Gather", op("Reshape", values, op.const([-1, size])), op("Add", rows, first), axis=0
-        )
+        first_row = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
+        flat = op("Reshape", values, op.const([-1, size]))
+        return op("Gather", flat, op("Add", rows, first_row), axis=0)
 
     def lookahead_count(self) -> ir.Value:
-        """[1] int64: A, the number of look-ahead rows of a fused tail.
+        """Return A [1] int64, the number of look-ahead rows of a fused window.
 
-        It is a sum of ones, because a shape is on the host, and a tail that multiplies it with
-        tensors on the device cannot be captured as a CUDA graph. Look-ahead ids are above 0.
+        A is computed as a sum of ones: as a part of a shape it would be on the host, and a tail
+        that multiplies it with tensors on the device cannot be captured as a CUDA graph.
         """
         op = self.op
+        # Look-ahead ids are at least the vocabulary size, so the minimum is 1.
         ones = op("Min", op.input("lookahead_ids", np.int64, ["lookahead_rows"]), op.const(1))
         return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
-        """[B,A]: the ids of the look-ahead rows of the next window. root [B,1]: for its size."""
+        """Return the ids [B,A] of the next window's look-ahead rows. root [B,1] has the size B."""
         op = self.op
         if self.plan.is_fused:
             ids = op.input("lookahead_ids", np.int64, ["lookahead_rows"])
@@ -102,9 +108,9 @@ class TailBuilder:
         return op("Add", op("Mul", root, op.const(0)), ids)
 
     def next_window(self, root: ir.Value, drafts: ir.Value | None) -> ir.Value:
-        """[B,Q']: the new root [B,1], the next drafts [B,D'], and the look-ahead ids.
+        """Return the next window [B,Q']: root [B,1], drafts [B,D'], and the look-ahead ids.
 
-        A masked slot keeps the window of this pass if the next pass has the same plan.
+        If the next pass has the same plan, a masked slot keeps the window of this pass.
         """
         parts = [root]
         if drafts is not None:
@@ -117,7 +123,7 @@ class TailBuilder:
         return self.op("Where", self.is_active([1]), window, self.input_ids())
 
     def is_active(self, axes: list[int]) -> ir.Value:
-        """Whether the slot takes part in the pass: [B] bool with `axes` inserted by Unsqueeze."""
+        """Return whether each slot takes part in the pass: bool [B], with `axes` inserted."""
         active = self.op.input("active", np.int64, ["batch"])
         return self.op(
             "Unsqueeze", self.op("Greater", active, self.op.const(0)), self.op.const(axes)
@@ -125,20 +131,20 @@ class TailBuilder:
 
 
 def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
-    """value[:, start:stop]"""
+    """Return value[:, start:stop]."""
     return op("Slice", value, op.const([start]), op.const([stop]), op.const([1]))
 
 
-def count_leading(op: GraphTape, good: ir.Value, count: int) -> ir.Value:
-    """good [B,count] bool -> [B,1]: the number of true values before the first false one."""
-    first_miss = op("Where", good, op.const(count), op.const(np.arange(count)[None]))
-    return op("ReduceMin", first_miss, op.const([1]), keepdims=1)
+def count_leading(op: GraphTape, values: ir.Value, count: int) -> ir.Value:
+    """Return how many of values [B,count] bool are true before the first false one: [B,1]."""
+    false_indices = op("Where", values, op.const(count), op.const(np.arange(count)[None]))
+    return op("ReduceMin", false_indices, op.const([1]), keepdims=1)
 
 
 def run_after(op: GraphTape, value: ir.Value, first: ir.Value) -> ir.Value:
-    """Return `value` from a node that runs after the nodes that compute `first`. Both are integers.
+    """Return `value` from a node that runs after the nodes that compute `first`; both are integers.
 
     An output may be written over the memory of an input, so nodes that read this input must run
-    first. ONNX has no edge for order alone, so this adds `first` times zero.
+    first. ONNX cannot order nodes without data between them, so this adds `first` times zero.
     """
     return op("Add", value, op("Mul", first, op.const(0)))

@@ -1,19 +1,19 @@
-"""What the tails compute besides sampling, in numpy: logits processors, log-probabilities, and the
-drafts of a draft head. Tests compare the graphs with it.
+"""Defines in numpy what the tails compute besides sampling: logits processors, log-probabilities,
+and the drafts of a draft head. Tests compare the graphs with these functions.
 
-When a look-ahead row is computed, the token before it is not known; the draft head reads that token
-later. For the rows j = 0, 1, ... of a group, h_j is the hidden state that the LM head reads in row
-j, l_j are its logits, and t_j is the token before it (the new root, then the drafts made so far).
-hidden, table, token, state, bias and out are the draft head's arrays:
+When a look-ahead row is computed, the token before it is not known; the draft head adds that token
+later. For row j = 0, 1, ... of a group, h_j is the hidden state that the LM head reads, l_j are the
+logits, and t_j is the token before the row (the new root, or the draft of row j-1). With W_hidden,
+W_token, W_state, W_out, table and bias, the arrays of `HeadArrays`:
 
-    s_j = silu(h_j hidden + table[t_j] token + s_{j-1} state + bias)      s_{-1} = 0
-    draft j is chosen by l_j(c) + table[c] . (s_j out) among the candidates c; other tokens are
-    never chosen
+    s_j = silu(h_j W_hidden + table[t_j] W_token + s_{j-1} W_state + bias)      s_{-1} = 0
+    l_j(c) + table[c] . (s_j W_out)     is the logit of candidate token c as draft j
 
-The candidates are the tokens of the CANDIDATE_BLOCKS blocks (`pass_runtime.bundle.noise`) that hold
-the largest l_j; in a tie the lower block is taken. A small vocabulary, and one that blocks do not
-divide, has all tokens as candidates. A draft is sampled as any token is
-(`pass_runtime.bundle.reference`), with logits that are -inf for all other tokens.
+The candidate tokens of row j are those of the CANDIDATE_BLOCKS blocks (blocks of token ids, see
+`pass_runtime.bundle.noise`) whose largest l_j is largest; in a tie the lower block is taken. In a
+small vocabulary, and in one that is no multiple of the block size, all tokens are candidates. Other
+tokens have the logit -inf. The draft is then sampled from these logits as any token is
+(`pass_runtime.bundle.reference`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def process_logits(
     factor: Floats,
     penalty: Floats,
 ) -> Floats:
-    """logits [B,R,V] -> [B,R,V]: a constraint, biases and penalties in the first P rows.
+    """Return logits [B,R,V] with a constraint, biases and penalties applied in the first P rows.
 
-    allowed [B,P,V]: the tokens that may be drawn; FORBIDDEN_BIAS is added to the others' logits.
-    touched [B,T]: tokens to which bias [B,T] is added; the sum is divided by factor [B,P,T] if it
-    is above 0, and else multiplied by it; then penalty [B,P,T] is subtracted.
+    allowed [B,P,V]: which tokens may be drawn; FORBIDDEN_BIAS is added to the logits of the others.
+    touched [B,T]: the tokens that have a bias or a penalty. bias [B,T] is added to their logits; a
+    sum above 0 is divided by factor [B,P,T], another one multiplied; then penalty [B,P,T] is
+    subtracted.
     """
     rows = factor.shape[1]
     processed = logits.copy()
@@ -55,12 +56,12 @@ def process_logits(
 
 
 def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, Integers, Floats]:
-    """Log-probabilities of emitted tokens, and of the K = min(k, V) most likely in their places.
+    """Return log-probabilities of emitted tokens, and of the K = min(k, V) most likely tokens.
 
-    logits [B,R,V] and emitted [B,E], where token j was drawn from row j -> the emitted tokens'
-    log-probabilities [B,E]; the ids [B,E,K] of the most likely tokens by falling probability, the
-    lower id first in a tie; and the log-probabilities [B,E,K] of those. All are the model's own,
-    before temperature and truncation.
+    emitted [B,E]: token j was drawn from row j of logits [B,R,V]. Returns the log-probabilities
+    [B,E] of the emitted tokens; the ids [B,E,K] of each row's most likely tokens by falling
+    probability, the lower id first in a tie; and the log-probabilities [B,E,K] of the latter. All
+    are those of softmax(logits), before temperature and truncation.
     """
     rows = logits[:, : emitted.shape[1]]
     shifted = rows - rows.max(-1, keepdims=True)
@@ -71,22 +72,23 @@ def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, I
 
 
 def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
-    """[N,V] logits -> [N,V] bool: which tokens are candidates in each row."""
+    """Return which tokens are candidates in each row: logits [N,V] -> [N,V] bool."""
     count, vocab = logits.shape
-    chosen = np.ones((count, vocab), np.bool_)
-    if has_candidate_subset(vocab):
-        best = logits.reshape(count, BLOCK_SIZE, -1).max(1)
-        chosen = np.zeros(best.shape, np.bool_)
-        np.put_along_axis(
-            chosen, np.argsort(-best, axis=-1, kind="stable")[:, :CANDIDATE_BLOCKS], True, -1
-        )
-        chosen = np.tile(chosen, (1, BLOCK_SIZE))
-    return chosen
+    if not has_candidate_subset(vocab):
+        return np.ones((count, vocab), np.bool_)
+    block_maxima = logits.reshape(count, BLOCK_SIZE, -1).max(1)  # token t is in block t % blocks
+    chosen_blocks = np.argsort(-block_maxima, axis=-1, kind="stable")[:, :CANDIDATE_BLOCKS]
+    is_chosen = np.zeros(block_maxima.shape, np.bool_)
+    np.put_along_axis(is_chosen, chosen_blocks, True, -1)
+    return np.tile(is_chosen, (1, BLOCK_SIZE))
 
 
 def adjusted_logits(head: HeadArrays, hidden: Floats, logits: Floats, before: Integers) -> Floats:
-    """hidden [B,D,H], logits [B,D,V] and the token `before` each row [B,D] -> [B,D,V]: the logits
-    that drafts are sampled from, -inf for tokens that are no candidates."""
+    """Return the logits [B,D,V] that drafts are sampled from: -inf for tokens that are no
+    candidates.
+
+    hidden [B,D,H], logits [B,D,V]: those of D rows of a group. before [B,D]: the token before each.
+    """
     state = np.zeros((len(hidden), len(head.bias)), np.float32)
     table = head.table.astype(np.float32)
     rows = []
@@ -98,8 +100,8 @@ def adjusted_logits(head: HeadArrays, hidden: Floats, logits: Floats, before: In
             + head.bias
         )
         state = x * (np.float32(0.5) + np.float32(0.5) * np.tanh(x / 2))  # silu
-        scores = logits[:, j] + state @ head.out @ table.T
-        rows.append(np.where(candidates(logits[:, j]), scores, np.float32(-np.inf)))
+        adjusted = logits[:, j] + state @ head.out @ table.T
+        rows.append(np.where(candidates(logits[:, j]), adjusted, np.float32(-np.inf)))
     return np.stack(rows, 1)
 
 
@@ -111,17 +113,16 @@ def head_drafts(
     positions: Integers,
     params: SamplingParams,
 ) -> Integers:
-    """Return the drafts [B,D] of a group of D look-ahead rows, one after the other.
+    """Return the drafts [B,D] of a group of D look-ahead rows.
 
-    hidden [B,D,H] and logits [B,D,V] are those of the rows, root [B] is the token before the group,
-    and positions [B,D] are the drafts' positions in the text.
+    hidden [B,D,H], logits [B,D,V]: those of the rows. root [B]: the token before the first row.
+    positions [B,D]: the drafts' positions in the text.
     """
-    before = np.zeros(positions.shape, np.int64)
-    before[:, 0], drafts = root, np.zeros(positions.shape, np.int64)
-    for j in range(positions.shape[1]):
-        adjusted = adjusted_logits(
-            head, hidden[:, : j + 1], logits[:, : j + 1], before[:, : j + 1]
-        )[:, j]
-        drafts[:, j] = sample(adjusted, positions[:, j], params)
-        before[:, j + 1 : j + 2] = drafts[:, j : j + 1]
-    return drafts
+    count, depth = positions.shape
+    tokens = np.zeros((count, 1 + depth), np.int64)  # the root, then the drafts
+    tokens[:, 0] = root
+    for j in range(depth):
+        rows = slice(j + 1)
+        adjusted = adjusted_logits(head, hidden[:, rows], logits[:, rows], tokens[:, rows])[:, j]
+        tokens[:, j + 1] = sample(adjusted, positions[:, j], params)
+    return tokens[:, 1:]

@@ -2,10 +2,11 @@
 
 A tail with a head has one more input:
 
-    hidden         [B,A,H] float32   the trunk's, one row per look-ahead row
+    hidden         [B,A,H] float32   the trunk's hidden states, one per look-ahead row
 
-The terms without recurrence are computed once for all drafts; the recurrence over drafts is
-unrolled.
+What does not depend on the drafts before is computed for all drafts at once; the rest is unrolled,
+draft by draft. In shapes, m and r are the width and the rank of `HeadArrays`, C is the number of
+candidate tokens; other letters are those of `tails.match`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ F32 = np.float32
 def head_drafts(
     tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, choose: Choose
 ) -> ir.Value:
-    """Return the drafts of the next window: token ids [B,D]. Entries of row 0 have no meaning.
+    """Return the drafts [B,D] of the next window. Those of rows that are 0 have no meaning.
 
-    rows [B,D]: the window's rows that make the drafts, 0 for none. logits [B,D,V]: of these rows.
-    root [B,1]: the new root.
+    rows [B,D]: the window's rows that make the drafts, or 0. logits [B,D,V]: those of the rows.
+    root [B,1]: the new root. choose: chooses each draft.
     """
     op, head, count = tail.op, tail.head, tail.plan.next.drafts
     assert head is not None
@@ -38,7 +39,7 @@ def head_drafts(
     projected = op("Unsqueeze", projected_rows(tail, head, rows), op.const([2]))
     projected_row = op.split(projected, [1] * count, axis=1)  # [B,1,1,m] each
     drafts: list[ir.Value] = []
-    token, state = op("Unsqueeze", root, op.const([2])), None  # [B,1,1], and later [B,1,1,m]
+    token, state = op("Unsqueeze", root, op.const([2])), None  # [B,1,1]; later states [B,1,1,m]
     for j in range(count):
         state = next_state(op, head, projected_row[j], token, state)
         scores = choices.scores(j, op("MatMul", state, head_matrix(op, head, "out")))  # [B,1,C]
@@ -50,10 +51,10 @@ def head_drafts(
 def next_state(
     op: GraphTape, head: HeadArrays, projected: ir.Value, tokens: ir.Value, before: ir.Value | None
 ) -> ir.Value:
-    """Return the head's states [...,m] after `tokens` [...], each after a state `before` or none.
+    """Return the head's states [...,m] in look-ahead rows. tokens [...]: the token before each row.
 
-    projected [...,m]: the part of the states that comes from the look-ahead row, from
-    `projected_rows`.
+    projected [...,m]: the rows' part of the states, from `projected_rows`. before [...,m]: the
+    states in the rows before; None in the first row of a group.
     """
     x = op(
         "Add", projected, op("MatMul", table_rows(op, head, tokens), head_matrix(op, head, "token"))
@@ -65,11 +66,11 @@ def next_state(
 
 @dataclass(frozen=True)
 class CandidateSubset:
-    """C candidates in each of D rows, a part of the vocabulary.
+    """The candidate tokens of D rows if they are a part of the vocabulary, C in each row.
 
-    blocks [B,D,C/8]: the blocks of all their tokens. By row: ids [B,1,C], the first token of every
-    block, then the second of every block, and so on; their logits [B,1,C], and their vectors
-    [B,1,C,r], rows of the head's table.
+    blocks [B,D,C/8]: the blocks that they form. For each row: ids [B,1,C], first the first tokens
+    of all blocks, then the second tokens, and so on; the candidates' logits [B,1,C]; and their
+    vectors [B,1,C,r], which are rows of the head's table.
     """
 
     op: GraphTape
@@ -79,22 +80,23 @@ class CandidateSubset:
     vectors: Sequence[ir.Value]
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """Return the scores [B,1,C] of row j: logits plus rows times `direction` [B,1,1,r]."""
+        """Return the draft logits [B,1,C] of row j. direction [B,1,1,r]: the head's state times
+        `out`."""
         op, count = self.op, noise.BLOCK_SIZE * CANDIDATE_BLOCKS
         # [B,1,C,1]
         products = op("MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1])))
         return op("Add", self.logits[j], op("Reshape", products, op.const([-1, 1, count])))
 
     def best(self, j: int, scores: ir.Value) -> ir.Value:
-        """[B,1,1]: the id of the candidate with the largest of `scores` [B,1,C]."""
+        """Return the id [B,1,1] of row j's candidate with the largest of scores [B,1,C]."""
         return self.token_ids(j, self.op("ArgMax", scores, axis=2, keepdims=1))
 
     def token_ids(self, j: int, index: ir.Value) -> ir.Value:
-        """index [B,1,n] into row j's candidates -> [B,1,n] ids."""
+        """Return the ids [B,1,n] of the candidates `index` [B,1,n] of row j."""
         return self.op("GatherElements", self.ids[j], index, axis=2)
 
     def vocabulary_logits(self, j: int, scores: ir.Value, vocab_size: int) -> ir.Value:
-        """scores [B,1,C] -> logits [B,1,V]: minus infinity for tokens that are not candidates."""
+        """Return scores [B,1,C] as logits [B,1,V]: -inf for tokens that are not candidates."""
         op = self.op
         batch = op("Shape", scores, start=0, end=1)
         excluded = op(
@@ -105,7 +107,7 @@ class CandidateSubset:
 
 @dataclass(frozen=True)
 class FullVocabulary:
-    """Has every token as a candidate: logits [B,1,V] by row, vectors [V,r]. See CandidateSubset."""
+    """The same if all V tokens are candidates. logits: [B,1,V] for each row. vectors: [V,r]."""
 
     op: GraphTape
     logits: Sequence[ir.Value]
@@ -129,15 +131,15 @@ Choose = Callable[[Choices, ir.Value, int], ir.Value]
 
 
 def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, count: int) -> Choices:
-    """Return the candidates of `count` rows with these logits [B,count,V]."""
+    """Return the candidate tokens of `count` rows with these logits [B,count,V]."""
     op, vocab_size, size = tail.op, len(head.table), noise.BLOCK_SIZE
 
     def by_row(values: ir.Value) -> Sequence[ir.Value]:
         return op.split(values, [1] * count, axis=1)
 
     if not has_candidate_subset(vocab_size):
-        # With constant indices ONNX Runtime would fold the Gather and the Cast, and keep a float32
-        # copy of the table.
+        # The indices must depend on an input: with constant indices ONNX Runtime would fold the
+        # Gather and the Cast, and keep a float32 copy of the table.
         zero = op(
             "Mul",
             op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])),
@@ -150,21 +152,21 @@ def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, cou
         )
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
-    best = op("ReduceMax", by_block, op.const([2]), keepdims=0)
-    _, chosen = op.pair("TopK", best, op.const([CANDIDATE_BLOCKS]), axis=-1, sorted=0)
-    every = op(
+    maxima = op("ReduceMax", by_block, op.const([2]), keepdims=0)
+    _, chosen = op.pair("TopK", maxima, op.const([CANDIDATE_BLOCKS]), axis=-1, sorted=0)
+    # Token i of block k has the id i * blocks + k.
+    ids = op(
         "Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * np.arange(size)[:, None])
     )
-    ids = op("Reshape", every, op.const([-1, count, size * CANDIDATE_BLOCKS]))
-    picked = op("GatherElements", logits, ids, axis=2)
+    ids = op("Reshape", ids, op.const([-1, count, size * CANDIDATE_BLOCKS]))
+    candidate_logits = op("GatherElements", logits, ids, axis=2)
     return CandidateSubset(
-        op, chosen, by_row(ids), by_row(picked), by_row(table_rows(op, head, ids))
+        op, chosen, by_row(ids), by_row(candidate_logits), by_row(table_rows(op, head, ids))
     )
 
 
 def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Value:
-    """[B,D,m]: the head's hidden states of the window's `rows` [B,D], which are look-ahead rows,
-    before the tokens."""
+    """Return the part [B,D,m] of the head's states that comes from the look-ahead `rows` [B,D]."""
     op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
     if plan.is_fused:  # Otherwise there is one group, and all its rows draft.
@@ -176,7 +178,10 @@ def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Va
 
 
 def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:
-    """ids [...] -> rows of the table [...,r] float32, cast last: no engine stores a cast table."""
+    """Return the rows [...,r] float32 of the table for ids [...].
+
+    The rows are cast after the Gather, so that no engine keeps a cast copy of the table.
+    """
     stored = op("Gather", op.const(head.table, np.float16, f"{HEAD_PREFIX}table"), ids, axis=0)
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 

@@ -1,14 +1,13 @@
-"""tail.logprobs.onnx: log-probabilities of emitted tokens, and of the most likely tokens there.
+"""Builds tail.logprobs.onnx: log-probabilities of emitted tokens and of the most likely tokens.
 
-    logits         [B,R,V] float32   the trunk's, one row per window row
-    emitted        [B,E] int64       the tail's output: token j was drawn from row j, but in trees
- -> chosen_logprob [B,E] float32     natural logarithms
+    logits         [B,R,V] float32   the trunk's logits, one row per window row
+    emitted        [B,E] int64       the tail's output: token j was drawn from row j
+ -> chosen_logprob [B,E] float32     natural logarithms of the emitted tokens' probabilities
     top_ids        [B,E,K] int64     the K = min(20, V) most likely tokens, most likely first
-    top_logprobs   [B,E,K] float32
+    top_logprobs   [B,E,K] float32   natural logarithms of their probabilities
 
-They are the model's own log-probabilities: before temperature and truncation. As in `emitted`, only
-the first `count` entries of a row are valid. `pass_exporter.tails.definitions.token_logprobs` is
-the definition.
+Probabilities are those before temperature and truncation. As in `emitted`, only the first `count`
+entries of a slot are valid. `pass_exporter.tails.definitions.token_logprobs` is the definition.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 
 
 def build_logprobs(vocab_size: int) -> ir.Model:
-    """Build the graph, which serves the windows of every plan but trees."""
+    """Build the graph, which serves every plan but trees, where token j may be from another row."""
     op, k = GraphTape("tail.logprobs"), min(MAX_LOGPROBS, vocab_size)
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     emitted = op.input("emitted", np.int64, ["batch", "max_emitted"])

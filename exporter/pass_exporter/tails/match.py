@@ -1,34 +1,35 @@
-"""tail.<plan>.<sampler>.onnx: samples tokens, accepts equal drafts, and lays out the next window.
+"""Builds tail.<plan>.<sampler>.onnx for the exact-match rule: it samples tokens, accepts the drafts
+that equal them, and lays out the next window.
 
-Contract (B batch, R = Q window rows, A look-ahead rows, D drafts, E = `Plan.max_emitted`, N listed
-positions; Q' and L' are the next plan's width and depth; a tail's graph has only the inputs that it
-reads):
+Contract (B batch, V vocabulary size, H hidden size, R = Q window rows, A look-ahead rows, D drafts,
+E = `Plan.max_emitted`, N listed positions; D', Q' and L' are the next plan's drafts, width and
+depth). A tail's graph has only the inputs that it reads:
 
-    logits         [B,R,V] float32   the trunk's, one row per window row
+    logits         [B,R,V] float32   the trunk's logits, one row per window row
     input_ids      [B,Q] int64       the window of this pass
     length         [B] int64         valid KV entries before the pass
     active         [B] int64         1 takes part, 0 is masked
-    temperature    [B] float32       sampling tails
-    noise_offsets  [B,N,2] int64     sampling tails: `noise.noise_offsets` of positions 0..N-1
-    top_k          [B] int64, 0 off  truncated tail
-    top_p          [B] float32       truncated tail
-    min_p          [B] float32       truncated tail
-    draft_rows     [D+1,L'] int64    fused tails: `Plan.draft_rows`
-    lookahead_ids  [A] int64         fused tails: the look-ahead ids of this window and the next
-    hidden         [B,A,H] float32   tails that draft with a head: see `tails.head`
+    temperature    [B] float32       in sampling tails
+    noise_offsets  [B,N,2] int64     in sampling tails: `noise.noise_offsets` of positions 0..N-1
+    top_k          [B] int64         in truncated tails; 0: off
+    top_p          [B] float32       in truncated tails; 1: off
+    min_p          [B] float32       in truncated tails; 0: off
+    draft_rows     [D+1,L'] int64    in fused tails: `Plan.draft_rows`
+    lookahead_ids  [A] int64         in fused tails: the look-ahead ids of this and the next window
+    hidden         [B,A,H] float32   in tails that draft with a head: see `tails.head`
  -> emitted        [B,E] int64       new tokens; the first `count` of them are valid
     count          [B] int64         accepted drafts plus the bonus token: 1..E; 0 if masked
     next_ids       [B,Q'] int64      the next plan's window
     next_length    [B] int64         length + count
-    emitted_rows   [B,E] int64       tails of trees: see `tails.tree`
+    emitted_rows   [B,E] int64       from tails of trees: see `tails.tree`
 
-A fused tail serves windows with any number of look-ahead rows, so its Q is symbolic. If no
-look-ahead row makes a draft, its id in `next_ids` is V: no sample equals it, so it is never
-accepted.
+A fused tail serves windows with any number of look-ahead rows, so its Q is symbolic. If there is no
+look-ahead row for a draft, the draft's id in `next_ids` is V: no sample equals V, so the draft is
+never accepted.
 
-A masked slot emits nothing and keeps its length. If the next pass has the same plan (ar, fused), it
-keeps its window too; otherwise its row of `next_ids` has no meaning. The tail computes a masked
-slot like the others, so `noise_offsets` must list its positions too.
+A masked slot emits nothing and keeps its length. If the next pass has the same plan (ar, fused),
+the slot keeps its window too; otherwise its row of `next_ids` has no meaning. The tail computes a
+masked slot like the others, so `noise_offsets` must list the slot's positions too.
 
 `next_ids` and `next_length` may share memory with `input_ids` and `length`: all nodes that read
 these inputs come before the node that writes the output.
@@ -56,8 +57,8 @@ def build_tail(
         return build_tree_tail(plan, sampler, vocab_size, head)
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op = tail.op
-    # In a fused pass the number of accepted drafts selects the look-ahead rows that make drafts,
-    # and a draft head reads the new root. So drafts are sampled after the other rows.
+    # In a fused pass the number of accepted drafts says which look-ahead rows make the next drafts,
+    # and a draft head reads the new root. So drafts are sampled after the root and draft rows.
     drafts_later = plan.is_fused or (head is not None and plan.next.drafts > 0)
     rows = plan.drafts + 1 if drafts_later else plan.width
     logits = columns(op, tail.logits, 0, rows) if drafts_later else tail.logits
@@ -88,7 +89,7 @@ def build_tail(
 
 
 def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
-    """[B,1]: the number of leading drafts that equal the model's own tokens."""
+    """Return the number [B,1] of leading drafts that equal the model's own tokens, `emitted`."""
     op, plan = tail.op, tail.plan
     if plan.drafts == 0:
         return op("Mul", emitted, op.const(0))
@@ -100,7 +101,8 @@ def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
 def _later_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, window: WindowNoise | None
 ) -> ir.Value:
-    """[B,D']: the drafts of the look-ahead rows after the last accepted draft, V for none."""
+    """Return the drafts [B,D'] of the look-ahead rows after the last accepted draft; V where there
+    is no row."""
     op, sampler, count = tail.op, tail.sampler, tail.plan.next.drafts
     rows, logits = tail.group_rows(accepted)
     chain = None if window is None else ChainNoise(window, accepted, count)
@@ -114,7 +116,7 @@ def _later_drafts(
 
 
 def _choice(tail: TailBuilder, chain: ChainNoise | None) -> Choose:
-    """How a draft is chosen from the scores of the draft head. chain: its noise; None if greedy."""
+    """Return how drafts are chosen by the draft head's logits. chain: the noise; None if greedy."""
     op, sampler = tail.op, tail.sampler
 
     def choose(choices: Choices, scores: ir.Value, j: int) -> ir.Value:

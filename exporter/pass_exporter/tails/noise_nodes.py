@@ -1,4 +1,9 @@
-"""The random numbers of `pass_runtime.bundle.noise` as ONNX operators."""
+"""The random numbers of `pass_runtime.bundle.noise` as ONNX operators.
+
+B is the batch size, P a number of positions, I the number of table entries that a position reads
+(see `noise.entries_per_position`), R a number of rows, and K the number of blocks of token ids that
+a row draws from.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,11 @@ F32 = np.float32
 
 @dataclass(frozen=True)
 class RowNoise:
-    """Noise for one token in each of R rows: blocks [B,R,K], a number for each block of tokens, and
-    tokens [B,R,8], one for each token of a block. All are -E, with E exponentially distributed."""
+    """The noise for drawing one token in each of R rows.
+
+    blocks [B,R,K]: a number for each block. tokens [B,R,8]: one for each token of the drawn block.
+    All are negative: -E for an exponential variable E.
+    """
 
     blocks: ir.Value
     tokens: ir.Value
@@ -25,19 +33,16 @@ class RowNoise:
 
 @dataclass(frozen=True)
 class NoiseNodes:
-    """Adds nodes that compute noise.
-
-    B is the batch size, P the number of positions, I the number of table entries that a position
-    reads.
-    """
+    """Adds nodes that compute noise."""
 
     op: GraphTape
     vocab_size: int
 
     def at(self, before: ir.Value, count: int, stream: str) -> ir.Value:
-        """[B,P,I] float32: -E = log(1 - u) of the P = `count` positions after `before` [B].
+        """Return the numbers -E = log(1 - u), [B,P,I] float32, of P = `count` positions.
 
-        They do not depend on tokens, so a tail computes them for all its positions at once.
+        The positions are those after `before` [B]; `stream` is one of `noise.STREAMS`. Noise does
+        not depend on tokens, so a tail computes it for all its positions at once.
         """
         op, u = self.op, self._uniform(self._table_sum(self._offsets(before, count, stream), count))
         one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(-1 / 3, F32)
@@ -50,8 +55,9 @@ class NoiseNodes:
         )
 
     def of_all_blocks(self, numbers: ir.Value) -> RowNoise:
-        """numbers [B,R,I], from `at` -> the noise of R rows in which every block may be drawn."""
+        """Return the noise of R rows that may draw every block. numbers [B,R,I]: from `at`."""
         (start, blocks), (_, tokens) = noise.entries_per_position(self.vocab_size)
+        # Entries for tokens, unused ones, entries for blocks, and perhaps unused ones again.
         sizes = [tokens, start - tokens, blocks, self.entries - start - blocks]
         parts = self.op.split(numbers, [size for size in sizes if size], axis=2)
         return RowNoise(parts[2], parts[0])
@@ -59,43 +65,45 @@ class NoiseNodes:
     def of_candidates(
         self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int
     ) -> list[RowNoise]:
-        """Return the noise of R rows that draw from `blocks` [B,R,K], by row: [B,1,K] and [B,1,8].
+        """Return for each of R = `rows` rows the noise, [B,1,K] and [B,1,8], of its K blocks.
 
-        numbers [B,P,I]: those of P = `count` positions. before [B,1] int64: the first row's token
-        has that of the next one of them, and so on.
+        blocks [B,R,K]: the numbers of the blocks that a row draws from. numbers [B,P,I]: from `at`
+        for P = `count` positions. Row 0 draws for position before [B,1] + 1 of these, row 1 for the
+        next position, and so on.
         """
         op, (start, _), (_, tokens) = self.op, *noise.entries_per_position(self.vocab_size)
+        # Indices into the entries of all positions, one position after the other.
         begin = op("Unsqueeze", op("Mul", before, op.const(self.entries)), op.const([2]))  # [B,1,1]
-        row = self.entries * (1 + np.arange(rows)).reshape(1, -1, 1)
+        row_start = self.entries * (1 + np.arange(rows)).reshape(1, -1, 1)
         of_blocks = op(
             "Reshape",
-            op("Add", blocks, op.const(row + start)),
+            op("Add", blocks, op.const(row_start + start)),
             op.const([-1, 1, rows * CANDIDATE_BLOCKS]),
         )
-        of_tokens = op("Add", begin, op.const((row + np.arange(tokens)).reshape(1, 1, -1)))
-        places = op("Concat", of_tokens, op("Add", begin, of_blocks), axis=2)
+        of_tokens = op("Add", begin, op.const((row_start + np.arange(tokens)).reshape(1, 1, -1)))
+        indices = op("Concat", of_tokens, op("Add", begin, of_blocks), axis=2)
         flat = op("Reshape", numbers, op.const([-1, 1, count * self.entries]))
         sizes = [tokens] * rows + [CANDIDATE_BLOCKS] * rows
-        parts = op.split(op("GatherElements", flat, places, axis=2), sizes, axis=2)
+        parts = op.split(op("GatherElements", flat, indices, axis=2), sizes, axis=2)
         return [RowNoise(*pair) for pair in zip(parts[rows:], parts[:rows], strict=True)]
 
     def uniform(self, before: ir.Value, count: int, stream: str) -> ir.Value:
-        """[B,P,1] float32: numbers u in (0, 1) of the P = `count` positions after `before`."""
+        """Return a number u in (0, 1) for each position, [B,P,1] float32; arguments as in `at`."""
         op = self.op
-        places = op("Mul", self._offsets(before, count, stream), op.const(noise.ROW_SIZE))
+        entries = op("Mul", self._offsets(before, count, stream), op.const(noise.ROW_SIZE))
         parts = [
-            op("Gather", op("Reshape", table, op.const([-1])), place)
-            for table, place in zip(self._tables(), op.split(places, [1, 1], axis=2), strict=True)
+            op("Gather", op("Reshape", table, op.const([-1])), entry)
+            for table, entry in zip(self._tables(), op.split(entries, [1, 1], axis=2), strict=True)
         ]
         return self._uniform(op("Add", *parts))
 
     @property
     def entries(self) -> int:
-        """I"""
+        """I, the number of table entries that a position reads."""
         return noise.rows_per_position(self.vocab_size) * noise.ROW_SIZE
 
     def _offsets(self, before: ir.Value, count: int, stream: str) -> ir.Value:
-        """[B,P,2]: the noise table offsets of the P positions after `before` [B]."""
+        """Return the offsets [B,P,2] into the tables of the P positions after `before` [B]."""
         op = self.op
         steps = np.repeat(1 + np.arange(count), 2).reshape(1, count, 2)
         positions = op("Add", op("Unsqueeze", before, op.const([1, 2])), op.const(steps))
@@ -115,9 +123,9 @@ class NoiseNodes:
         ]
 
     def _table_sum(self, offsets: ir.Value, count: int) -> ir.Value:
-        """[B,P,I] int32: T1[16b + i] + T2[16d + i] for i = 0 .. I-1, by offsets (b, d) [B,P,2].
+        """Return T1[16 b + i] + T2[16 d + i] for i = 0 .. I-1, [B,P,I] int32.
 
-        It gathers whole table rows of 16.
+        offsets [B,P,2]: (b, d) of each position. Whole table rows of 16 entries are gathered.
         """
         op, rows = self.op, self.op.const(np.arange(noise.rows_per_position(self.vocab_size)))
         parts = [
@@ -127,12 +135,14 @@ class NoiseNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, count, self.entries]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Table sums, int32 without overflow -> uniform numbers u in (0, 1), float32; at
-        temperature 0 all the same."""
+        """Return uniform numbers u in (0, 1), float32, of table sums, int32 without overflow.
+
+        At temperature 0 all u are equal, so that the largest probability wins.
+        """
         op, modulus = self.op, self.op.const(1 << noise.BITS, np.int32)
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
-        noisy = op("Greater", op.per_request("temperature"), op.const(0, F32))
-        scale = op("Where", noisy, op.const(noise.SCALE, F32), op.const(0, F32))
+        is_noisy = op("Greater", op.per_request("temperature"), op.const(0, F32))
+        scale = op("Where", is_noisy, op.const(noise.SCALE, F32), op.const(0, F32))
         return op(
             "Add",
             op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale),

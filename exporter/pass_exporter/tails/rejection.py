@@ -1,19 +1,20 @@
-"""Tails for the `rejection` rule, which the PaSS paper uses: speculative sampling (Leviathan et al.
-2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
+"""Builds tails for the `rejection` rule, which the PaSS paper uses: speculative sampling (Leviathan
+et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
-A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)). The first draft that is
-not accepted is replaced by a token drawn from the normalized positive part of p - q. If all are
-accepted, the next token is drawn from p. Tokens are distributed as p. At temperature 0 a draft is
-accepted if it is the only most likely token, and otherwise replaced by the argmax: the tokens are
-those of the exact-match rule.
+Let p be the model's distribution of the next token, and q the one that a draft x was drawn from. x
+is accepted with probability min(1, p(x) / q(x)). The first rejected draft is replaced by a token
+drawn from the normalized positive part of p - q. If all drafts are accepted, one more token is
+drawn from p. All tokens are then distributed as p. At temperature 0 a draft is accepted if it is
+the only most likely token, and otherwise replaced by the argmax: the tokens are those of the
+exact-match rule.
 
-Inputs and outputs are those of `match`, and these:
+Inputs and outputs are those of `tails.match`, and these:
 
-    accept_offsets, draft_offsets [B,N,2] int64   noise of accepting and drafting (`noise.STREAMS`)
-    draft_probs                   [B,D,V] float32 each draft's distribution; 0 if it is missing
- -> next_draft_probs              [B,D',V] float32 the same for the drafts in `next_ids`; may share
-                                                   memory with draft_probs. If a masked slot keeps
-                                                   its window, it keeps its draft_probs
+    accept_offsets, draft_offsets [B,N,2] int64    noise of accepting and drafting (`noise.STREAMS`)
+    draft_probs                   [B,D,V] float32  each draft's q; 0 if the draft is missing
+ -> next_draft_probs              [B,D',V] float32 each q of the drafts in `next_ids`; may share
+                                                   memory with draft_probs. A masked slot that keeps
+                                                   its window keeps its draft_probs, too
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ F32 = np.float32
 def build_rejection_tail(
     plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
 ) -> ir.Model:
-    """Build the tail of `plan` for the rejection rule; `sampler` is not greedy. head: or None."""
+    """Build the tail of `plan` for the rejection rule.
+
+    sampler: any but greedy. head: the draft head, which makes the drafts; None if there is none.
+    """
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
     # [B,D+1,V]
     p = tail.sampler.weights(columns(op, tail.logits, 0, verified), verified, normalized=True)
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
-    # From here on, positions come from next_length, because it may have overwritten `length`.
+    # From here on positions come from next_length, which may be written over the input `length`.
     before = op("Sub", next_length, op.const(1))
     noise_of = WindowNoise.after(tail, before, 1, "noise_offsets").at([0])
     root = tail.sampler.draw(_target(tail, p, accepted), noise_of, 1)  # [B,1]
@@ -73,19 +77,21 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
         return op("Mul", op("Unsqueeze", tail.length, op.const([1])), op.const(0)), None
     ids = columns(op, tail.input_ids(), 1, 1 + count)
     q = tail.draft_probs()
-    known = op("Less", ids, op.const(tail.vocab_size))
-    token = op("Unsqueeze", op("Where", known, ids, op.const(0)), op.const([2]))  # [B,D,1]
-    p_x = op("GatherElements", columns(op, p, 0, count), token, axis=2)
-    q_x = op("GatherElements", q, token, axis=2)
+    exists = op("Less", ids, op.const(tail.vocab_size))  # A missing draft has the id V.
+    x = op("Unsqueeze", op("Where", exists, ids, op.const(0)), op.const([2]))  # [B,D,1]
+    p_x = op("GatherElements", columns(op, p, 0, count), x, axis=2)
+    q_x = op("GatherElements", q, x, axis=2)
     u = tail.sampler.noise.uniform(tail.length, count, "accept_offsets")  # [B,D,1]
-    fits = op("LessOrEqual", op("Mul", u, q_x), p_x)
-    alone = op("Greater", p_x, op.const(0.75, F32))  # Tied tokens have at most 0.5 each.
-    fits = op("And", fits, op("Or", tail.sampler.is_noisy(), alone))
-    return count_leading(op, op("And", op("Squeeze", fits, op.const([2])), known), count), ids
+    is_accepted = op("LessOrEqual", op("Mul", u, q_x), p_x)
+    # At temperature 0 tied tokens have at most 0.5 each.
+    is_only = op("Greater", p_x, op.const(0.75, F32))
+    is_accepted = op("And", is_accepted, op("Or", tail.sampler.is_noisy(), is_only))
+    is_accepted = op("And", op("Squeeze", is_accepted, op.const([2])), exists)
+    return count_leading(op, is_accepted, count), ids
 
 
 def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
-    """[B,1,V]: the unnormalized distribution of the token after the accepted drafts."""
+    """Return the unnormalized distribution [B,1,V] of the token after the accepted drafts."""
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return p
@@ -98,7 +104,7 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
 
 
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
-    """max(p - q, 0) [B,1,V]; p if rounding makes all of it 0."""
+    """Return max(p - q, 0) [B,1,V]; p if rounding makes all of it 0."""
     positive = op("Max", op("Sub", p, q), op.const(0, F32))
     any_positive = op(
         "Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32)
@@ -109,47 +115,45 @@ def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
 def _emitted(
     tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, root: ir.Value
 ) -> ir.Value:
-    """[B,E]: the accepted drafts, then the new root in all remaining entries."""
+    """Return `emitted` [B,E]: the accepted drafts, then the new root in all remaining entries."""
     if drafts is None:
         return root
     op = tail.op
-    padded = op("Concat", drafts, root, axis=1)
-    return op(
-        "Where",
-        op("Less", op.const(np.arange(tail.plan.max_emitted)[None]), accepted),
-        padded,
-        root,
-    )
+    padded = op("Concat", drafts, root, axis=1)  # [B,E]
+    is_draft = op("Less", op.const(np.arange(tail.plan.max_emitted)[None]), accepted)
+    return op("Where", is_draft, padded, root)
 
 
 def _next_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the next window's drafts [B,D'], id V if missing, and their distributions [B,D',V]."""
+    """Return the next window's drafts [B,D'] and their distributions [B,D',V].
+
+    The id of a missing draft is V.
+    """
     op, plan = tail.op, tail.plan
-    # Computing `root` reads draft_probs, which next_draft_probs may overwrite, so it must run
-    # first.
+    # `root` is computed from draft_probs, which next_draft_probs may overwrite, so it comes first.
     rows, logits = tail.group_rows(run_after(op, accepted, root))
 
     window = WindowNoise.after(tail, root_position, plan.next.drafts, "draft_offsets")
-    places = list(range(plan.next.drafts))
 
-    def draw(values: ir.Value, places: list[int]) -> tuple[ir.Value, ir.Value]:
-        q = tail.sampler.weights(values, len(places), normalized=True)
-        return tail.sampler.draw(q, window.at(places), len(places)), q
+    def draw(values: ir.Value, indices: list[int]) -> tuple[ir.Value, ir.Value]:
+        """Draw the drafts `indices` from their logits; return them and their distributions."""
+        q = tail.sampler.weights(values, len(indices), normalized=True)
+        return tail.sampler.draw(q, window.at(indices), len(indices)), q
 
     if tail.head is None:
-        drafts, q = draw(logits, places)
+        drafts, q = draw(logits, list(range(plan.next.drafts)))
     else:
-        parts: list[ir.Value] = []
+        distributions: list[ir.Value] = []
 
         def choose(choices: Choices, scores: ir.Value, j: int) -> ir.Value:
-            token, of_row = draw(choices.vocabulary_logits(j, scores, tail.vocab_size), [j])
-            parts.append(of_row)
+            token, distribution = draw(choices.vocabulary_logits(j, scores, tail.vocab_size), [j])
+            distributions.append(distribution)
             return op("Unsqueeze", token, op.const([2]))
 
         drafts = head_drafts(tail, logits, rows, root, choose)
-        q = op("Concat", *parts, axis=1)
+        q = op("Concat", *distributions, axis=1)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, F32), q)
     if plan.is_fused:

@@ -29,7 +29,7 @@ class SamplerNodes:
     """Adds the nodes of one sampler to a graph.
 
     B is the batch size, R the number of rows, V the vocabulary size, K the number of blocks of
-    tokens.
+    token ids (8 ids each) that tokens are drawn from.
     """
 
     op: GraphTape
@@ -41,10 +41,10 @@ class SamplerNodes:
         return NoiseNodes(self.op, self.vocab_size)
 
     def weights(self, logits: ir.Value, rows: int, *, normalized: bool = False) -> ir.Value:
-        """logits [B,R,V] -> [B,R,V]: the probability of every token, 0 for truncated ones.
+        """Return the probability [B,R,V] of every token by logits [B,R,V]; 0 for truncated tokens.
 
-        normalized: whether the remaining probabilities are scaled to sum to 1. If nothing is
-        removed, the result equals that without truncation to the last bit.
+        normalized: whether the remaining probabilities are scaled to sum to 1. If truncation
+        removes nothing, the result equals that without truncation to the last bit.
         """
         op = self.op
         temperature = op("Max", op.per_request("temperature"), op.const(MIN_TEMPERATURE, F32))
@@ -57,17 +57,18 @@ class SamplerNodes:
         p = op("Mul", p, kept)  # This takes a third of the time of a Where.
         if not normalized:
             return p
-        truncated = op("Greater", smallest, op.const(0, F32))
+        is_truncated = op("Greater", smallest, op.const(0, F32))
         total = op("ReduceSum", p, op.const([2]), keepdims=1)
-        return op("Div", p, op("Where", truncated, total, op.const(1, F32)))
+        return op("Div", p, op("Where", is_truncated, total, op.const(1, F32)))
 
     def draw(self, w: ir.Value, noise_of: RowNoise, rows: int) -> ir.Value:
-        """w [B,R,V], non-negative and unnormalized -> [B,R] tokens.
+        """Draw tokens [B,R] with probabilities proportional to w [B,R,V] (not negative).
 
-        Draws a block of tokens, then one of its tokens, by exponential sampling
-        (`pass_runtime.bundle.noise`). At temperature 0, of tied tokens the one with the lowest id
-        must win. Token i of block k of K has the id i*K + k, so there a block counts as much as its
-        best token, halved i times. An ArgMax over all tokens takes a CPU longer.
+        First a block of tokens is drawn, then one of its tokens, by exponential sampling
+        (`pass_runtime.bundle.noise`). At temperature 0 the most likely token must win, and the one
+        with the lowest id of tied tokens. Token i of block k has the id i*K + k. So there the
+        weight of a block is that of its best token, halved i times: of tied tokens, one with a
+        lower i wins. An ArgMax over all tokens would take a CPU longer.
         """
         op, size, blocks = self.op, noise.BLOCK_SIZE, noise.vocabulary_blocks(self.vocab_size)
         if self.vocab_size < blocks * size:
@@ -76,27 +77,27 @@ class SamplerNodes:
         halved = op("Mul", by_block, op.const(0.5 ** np.arange(size).reshape(1, 1, -1, 1), F32))
         mass = op("ReduceSum", by_block, axis, keepdims=0)
         best = op("ReduceMax", halved, axis, keepdims=0)
-        drawn = self._race(op("Where", self.is_noisy(), mass, best), w, noise_of, blocks)
-        return op("Squeeze", drawn, axis)
+        block_weights = op("Where", self.is_noisy(), mass, best)
+        return op("Squeeze", self._race(block_weights, w, noise_of, blocks), axis)
 
     def draw_candidate(self, scores: ir.Value, noise_of: RowNoise) -> ir.Value:
-        """Draw as `draw` would if all tokens outside K candidate blocks had probability 0.
+        """Draw as `draw` would if all tokens outside K blocks had probability 0.
 
-        scores [B,1,8K]: the logits of the blocks' tokens: the first token of every block, then the
-        second of every block, and so on. noise_of: that of the K blocks. Returns [B,1,1], an index
-        into `scores`.
+        scores [B,1,8K]: the logits of the blocks' tokens, first the first tokens of all blocks,
+        then the second tokens, and so on. noise_of: the noise of the K blocks. Returns the index
+        [B,1,1] of the token in `scores`.
         """
         w, by_block = self._candidate_weights(scores, 1)
         mass = self.op("ReduceSum", by_block, self.op.const([2]), keepdims=0)
         return self._race(mass, w, noise_of, CANDIDATE_BLOCKS)
 
     def rank_candidates(self, scores: ir.Value, rows: int, noise_of: RowNoise) -> ir.Value:
-        """scores [B,rows,8K], each row as in `draw_candidate` -> keys [B,rows,8K] that rank them.
+        """Return keys [B,rows,8K] that rank the candidate tokens with these scores [B,rows,8K].
 
-        The candidate with the largest key is the one that `draw_candidate` draws. A key is the
-        block's times the token's, divided by the largest of the block's tokens; at temperature 0 it
-        is the score.
-        noise_of: blocks [B,1,K], tokens [B,1,8], for all rows.
+        The token with the largest key is the one that `draw_candidate` draws. With weight / E as
+        the key of a block or a token alone, the key is the block's times the token's, divided by
+        the largest of the block's tokens. At temperature 0 it is the score.
+        noise_of: blocks [B,1,K] and tokens [B,1,8], for all rows.
         """
         op = self.op
         _, by_block = self._candidate_weights(scores, rows)
@@ -104,25 +105,24 @@ class SamplerNodes:
         # [B,rows,1,K]
         of_blocks = op("Div", mass, op("Neg", op("Unsqueeze", noise_of.blocks, op.const([1]))))
         of_tokens = op("Div", by_block, op("Neg", op("Unsqueeze", noise_of.tokens, op.const([3]))))
-        first = op(
+        largest = op(
             "Max",
             op("ReduceMax", of_tokens, op.const([2]), keepdims=1),
             op.const(MIN_POSITIVE, F32),
         )
-        relative = op("Div", of_tokens, first)  # 1 for the first token of a block
-        combined = op("Mul", of_blocks, relative)
-        flat = op("Reshape", combined, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
+        keys = op("Mul", of_blocks, op("Div", of_tokens, largest))
+        flat = op("Reshape", keys, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
         return op("Where", self.is_noisy(), flat, scores)
 
     def is_noisy(self) -> ir.Value:
-        """[B,1,1] bool: whether the request's temperature is above 0."""
+        """Return whether each request's temperature is above 0: bool [B,1,1]."""
         return self.op("Greater", self.op.per_request("temperature"), self.op.const(0, F32))
 
     def _race(self, mass: ir.Value, w: ir.Value, noise_of: RowNoise, blocks: int) -> ir.Value:
-        """mass [B,R,K] of the K = `blocks` blocks, w [B,R,8K] -> [B,R,1]: the drawn token's index.
+        """Return the drawn token's index [B,R,1] in the weights w [B,R,8K] of tokens.
 
-        Weights are divided by -E, so the least quotient wins: first that of a block, then that of
-        one of its tokens.
+        mass [B,R,K]: the weights of the K = `blocks` blocks. Weights are divided by the noise -E,
+        and the least quotient wins: first among the blocks, then among the tokens of the block.
         """
         op = self.op
         block = op("ArgMin", op("Div", mass, noise_of.blocks), axis=2, keepdims=1)  # [B,R,1]
@@ -131,7 +131,7 @@ class SamplerNodes:
         return op("GatherElements", tokens, op("ArgMin", quotients, axis=2, keepdims=1), axis=2)
 
     def _candidate_weights(self, scores: ir.Value, rows: int) -> tuple[ir.Value, ir.Value]:
-        """scores [B,rows,8K] -> probabilities [B,rows,8K], and these by block [B,rows,8,K]."""
+        """Return the probabilities [B,rows,8K] by scores [B,rows,8K], and by block [B,rows,8,K]."""
         w = SamplerNodes(self.op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS).weights(
             scores, rows
         )

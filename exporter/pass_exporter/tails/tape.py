@@ -1,4 +1,4 @@
-"""Wraps onnx_ir's tape, so that code for small graphs reads like arithmetic."""
+"""Wraps onnx_ir's tape, which records nodes, so that code for graphs reads like arithmetic."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pass_exporter.trunk.graph import OPSET
 Shape = Sequence[str | int]
 Attribute = int | float | str | list[int]
 Output = tuple[ir.Value, npt.DTypeLike, Shape]
+"""An output of a graph: its value, dtype and shape."""
 
 
 class GraphTape:
-    """Records nodes; `model()` makes an ONNX model of them.
+    """Records nodes, from which `model()` makes an ONNX model.
 
-    A node that is asked for again, with the same inputs and attributes, is not recorded again.
+    A second node with the same operator, inputs and attributes is not recorded: the first one's
+    outputs are returned.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +31,7 @@ class GraphTape:
         self._nodes: dict[tuple[object, ...], Sequence[ir.Value]] = {}
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
-        """Return the graph input `name`, and add it on the first call."""
+        """Return the graph input `name`, which the first call adds."""
         if name not in self._inputs:
             self._inputs[name] = ir.val(
                 name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape)
@@ -39,7 +41,7 @@ class GraphTape:
     def const(
         self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None
     ) -> ir.Value:
-        """Return an initializer with this value. Equal constants share one."""
+        """Return an initializer with this value. Equal constants share an initializer."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -63,7 +65,7 @@ class GraphTape:
         return first, second
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
-        """Return the parts of `value` along `axis`, which have these sizes."""
+        """Split `value` along `axis` into parts of these sizes, and return the parts."""
         if len(sizes) == 1:
             return [value]
         return self._outputs("Split", (value, self.const(sizes)), {"axis": axis}, len(sizes))
@@ -81,7 +83,7 @@ class GraphTape:
         return self._nodes[key]
 
     def model(self, outputs: Mapping[str, Output]) -> ir.Model:
-        """Return the model. outputs: its outputs' values, dtypes and shapes by name."""
+        """Return the model with these outputs, by name."""
         results = []
         for name, (value, dtype, shape) in outputs.items():
             value.name, value.shape = name, ir.Shape(tuple(shape))

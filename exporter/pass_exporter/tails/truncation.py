@@ -1,4 +1,8 @@
-"""Top-k, top-p and min-p as ONNX operators: which probabilities of a row are kept."""
+"""Top-k, top-p and min-p as ONNX operators: which probabilities of a row are kept.
+
+Top-k and top-p keep some of a row's *candidates*, its MAX_CANDIDATES most likely tokens. Shapes: B
+batch size, R rows, V vocabulary size, K candidates.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +15,46 @@ from pass_runtime.bundle.request_fields import MAX_CANDIDATES
 
 F32 = np.float32
 FIRST_CANDIDATES = 64
-"""The number of candidates that are searched first. They suffice for the usual values of top-k. For
-a top-p of 0.9 they suffice in 93 % of positions, and in 50 % of look-ahead rows."""
+"""How many candidates are searched first. These suffice for the usual values of top-k. For a top-p
+of 0.9 they suffice in 93 % of positions, and in 50 % of look-ahead rows."""
 TOP_P_MARGIN = 1e-4
-"""More than the rounding error of a sum of probabilities. The first candidates are taken as
-sufficient for top-p only if their sum exceeds it by this."""
+"""The first candidates suffice for top-p if the sum of their probabilities exceeds top-p by this,
+which is more than the sum's rounding error."""
 
 
 def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """p [B,R,V] -> [B,R,K]: the largest values of each row in falling order, K =
-    min(MAX_CANDIDATES, V).
+    """Return the K = min(MAX_CANDIDATES, V) largest values of each row of p [B,R,V], [B,R,K] in
+    falling order.
 
-    If the first FIRST_CANDIDATES of a row are sufficient for top-k and top-p, its other values are
-    0. The search for the others runs in every row, because a CUDA graph cannot branch. In rows that
-    do not need it, TopK gets numbers that are sorted already, which takes a CPU a fifth of the
-    time.
+    If the first FIRST_CANDIDATES of a row suffice for top-k and top-p, the row's others are 0. The
+    search for the others runs in every row, because a CUDA graph cannot branch. In rows that do not
+    need it, TopK gets numbers that are sorted already, which takes a CPU a fifth of the time.
     """
     k = min(MAX_CANDIDATES, vocab_size)
     if vocab_size <= 2 * noise.BLOCK_SIZE * k:
         return op.pair("TopK", p, op.const([k]), axis=-1)[0]
-    best = _best_of_blocks(op, p, rows, vocab_size)
-    few = _largest(op, p, best, rows, FIRST_CANDIDATES, vocab_size)
-    every = _largest(op, p, best, rows, k, vocab_size, op("Not", _are_sufficient(op, few)))
+    maxima = _block_maxima(op, p, rows, vocab_size)
+    first = _largest(op, p, maxima, rows, FIRST_CANDIDATES, vocab_size)
+    needs_others = op("Not", _are_sufficient(op, first))
+    all_values = _largest(op, p, maxima, rows, k, vocab_size, needs_others)
+    # Relu turns the negative numbers of rows that were not searched into 0.
     others = op(
-        "Relu", op("Slice", every, op.const([FIRST_CANDIDATES]), op.const([k]), op.const([2]))
+        "Relu", op("Slice", all_values, op.const([FIRST_CANDIDATES]), op.const([k]), op.const([2]))
     )
-    return op("Concat", few, others, axis=2)
+    return op("Concat", first, others, axis=2)
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """[B,R,1]: the least probability that top-k, then top-p, then min-p keep; 0 if all are off.
+    """Return the least probability [B,R,1] that top-k, then top-p, then min-p keep; 0 if all are
+    off.
 
     values [B,R,K]: the largest probabilities in falling order. candidates: K.
     """
-    # What depends on the request alone comes first: nodes that are asked for again are not added
-    # again.
+    # What depends on the request alone comes first, so that all rows share these nodes.
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
     ranks = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
-    # No rank if both are off.
+    # No rank is less than 0, if both are off.
     in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)
     mass = op("Where", no_p, op.const(2, F32), top_p)  # more than any sum of probabilities
     limit = op("Where", in_top_k, mass, op.const(-1, F32))
@@ -66,12 +71,12 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     return op("Max", smallest, op("Mul", op.per_request("min_p"), largest))
 
 
-def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
-    """[B,R,1] bool: whether `few` [B,R,FIRST_CANDIDATES] suffice for `smallest_kept`."""
+def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
+    """Return whether the values `first` [B,R,FIRST_CANDIDATES] suffice for `smallest_kept`: bool
+    [B,R,1]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
-    mass = op("ReduceSum", few, op.const([2]), keepdims=1)
-    wanted = op("Add", top_p, op.const(TOP_P_MARGIN, F32))
-    reached = op("Greater", mass, wanted)
+    mass = op("ReduceSum", first, op.const([2]), keepdims=1)
+    reached = op("Greater", mass, op("Add", top_p, op.const(TOP_P_MARGIN, F32)))
     no_p = op("GreaterOrEqual", top_p, op.const(1, F32))
     by_p = op("And", op("Equal", top_k, op.const(0)), op("Or", no_p, reached))
     by_k = op(
@@ -82,8 +87,11 @@ def _are_sufficient(op: GraphTape, few: ir.Value) -> ir.Value:
     return op("Or", by_p, by_k)
 
 
-def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """p [B,R,V] -> [B,R,V/8]: the largest value of each block; None if the last is not full."""
+def _block_maxima(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
+    """Return the largest value [B,R,V/8] of each block of token ids (`pass_runtime.bundle.noise`).
+
+    None if some blocks are not full.
+    """
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None
@@ -95,22 +103,22 @@ def _best_of_blocks(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> i
 def _largest(
     op: GraphTape,
     p: ir.Value,
-    best: ir.Value | None,
+    block_maxima: ir.Value | None,
     rows: int,
     k: int,
     vocab_size: int,
     searched: ir.Value | None = None,
 ) -> ir.Value:
-    """[B,R,k]: the largest values of p [B,R,V] in falling order.
+    """Return the k largest values [B,R,k] of p [B,R,V] in falling order.
 
-    searched [B,R,1] bool: the other rows get negative numbers; None if all rows are searched.
-    best: the largest value of each block of tokens. If it is given, the k blocks with the largest
-    values are searched first, which contain the k largest values. TopK over the whole vocabulary
-    would be the slowest node of the graph.
+    searched [B,R,1] bool: which rows are searched; the others get negative numbers. None searches
+    all rows.
+    block_maxima: if given, only the k blocks with the largest maxima are searched, which contain
+    the k largest values. TopK over the whole vocabulary would be the slowest node of the graph.
     """
-    if best is not None:
+    if block_maxima is not None:
         blocks, tokens = noise.vocabulary_blocks(vocab_size), np.arange(noise.BLOCK_SIZE)[:, None]
-        falling = _with_falling_rest(op, searched, best, blocks)
+        falling = _with_falling_rest(op, searched, block_maxima, blocks)
         largest, chosen = op.pair("TopK", falling, op.const([k]), axis=-1, sorted=0)
         ids = op("Add", op("Unsqueeze", chosen, op.const([2])), op.const(blocks * tokens))
         p = op(
@@ -120,7 +128,7 @@ def _largest(
             axis=2,
         )
         vocab_size = k * noise.BLOCK_SIZE
-        # At least k values are not below the smallest of `largest`: leave smaller ones out.
+        # At least k values are not below the smallest of `largest`, so smaller ones are left out.
         if searched is not None:
             smallest = op("ReduceMin", largest, op.const([2]), keepdims=1)
             searched = op("And", searched, op("GreaterOrEqual", p, smallest))
@@ -132,7 +140,7 @@ def _largest(
 def _with_falling_rest(
     op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int
 ) -> ir.Value:
-    """[B,R,count]: the searched `values`, and falling negative numbers for the others."""
+    """Return `values` [B,R,count] where `searched`, and falling negative numbers elsewhere."""
     return (
         values
         if searched is None

@@ -1,4 +1,8 @@
-"""The noise of all positions for which a pass may draw a token, and drafts drawn with it."""
+"""Selects noise for the tokens that a pass draws, from that of all positions it may draw for.
+
+The *place* of a position is its index among these positions. Shapes are those of
+`tails.noise_nodes`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,7 @@ from pass_exporter.tails.noise_nodes import RowNoise
 
 @dataclass(frozen=True)
 class WindowNoise:
-    """numbers [B,P,I]: noise of the P = `count` positions after `before` [B], at places 0 ..
-    P-1."""
+    """The noise of P = `count` consecutive positions. numbers: [B,P,I], from `NoiseNodes.at`."""
 
     tail: TailBuilder
     numbers: ir.Value
@@ -22,30 +25,32 @@ class WindowNoise:
 
     @staticmethod
     def after(tail: TailBuilder, before: ir.Value, count: int, stream: str) -> WindowNoise:
+        """Return the noise of the positions after `before` [B]."""
         return WindowNoise(tail, tail.sampler.noise.at(before, count, stream), count)
 
     def at(self, places: list[int]) -> RowNoise:
-        """Return the noise of rows whose tokens have these places."""
+        """Return the noise of rows that draw for these places, which are the same in all slots."""
         numbers = self.numbers
         if places != list(range(self.count)):
             numbers = self.tail.op("Gather", numbers, self.tail.op.const(places), axis=1)
         return self.tail.sampler.noise.of_all_blocks(numbers)
 
     def sample(self, logits: ir.Value, places: list[int]) -> ir.Value:
-        """logits [B,R,V] -> [B,R] int64: the tokens of rows whose tokens have these places."""
+        """Return tokens [B,R] int64, drawn from logits [B,R,V] of rows that draw for `places`."""
         sampler = self.tail.sampler
         return sampler.draw(sampler.weights(logits, len(places)), self.at(places), len(places))
 
 
 @dataclass(frozen=True)
 class ChainNoise:
-    """Noise for the drafts of a chain, which have the `count` places after `before` [B,1]."""
+    """The noise of a chain's drafts, which have the `count` places after place `before` [B,1]."""
 
     window: WindowNoise
     before: ir.Value
     count: int
 
     def of_all_blocks(self) -> RowNoise:
+        """Return the noise of all drafts if every block may be drawn."""
         tail, noise = self.window.tail, self.window.tail.sampler.noise
         places = tail.op("Add", self.before, tail.op.const(1 + np.arange(self.count)[None]))
         return noise.of_all_blocks(
@@ -53,11 +58,9 @@ class ChainNoise:
         )
 
     def of_row(self, j: int) -> RowNoise:
-        """Return the noise of draft j alone."""
-        every, split, sizes = self.of_all_blocks(), self.window.tail.op.split, [1] * self.count
-        return RowNoise(
-            split(every.blocks, sizes, axis=1)[j], split(every.tokens, sizes, axis=1)[j]
-        )
+        """Return the noise of draft j alone if every block may be drawn."""
+        rows, split, sizes = self.of_all_blocks(), self.window.tail.op.split, [1] * self.count
+        return RowNoise(split(rows.blocks, sizes, axis=1)[j], split(rows.tokens, sizes, axis=1)[j])
 
     def of_candidates(self, blocks: ir.Value) -> list[RowNoise]:
         """Return the noise of every draft if only `blocks` [B,count,K] may be drawn."""
