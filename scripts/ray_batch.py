@@ -68,7 +68,6 @@ class Answerer:
     show_default=True,
     help="Actors. Each has --threads CPUs (default: 1).",
 )
-@opts.MAX_BATCH_SIZE
 @opts.generation_options
 @click.option(
     "--seed",
@@ -77,12 +76,12 @@ class Answerer:
     show_default=True,
     help="Line n is sampled with this seed + n - 1.",
 )
-@opts.engine_options
+@opts.load_flags("max_batch_size")
 @one_line_errors
 def main(bundle: Path, requests: Path, results: Path, actors: int, **options: Any) -> None:
     """Answer every line of the .jsonl file REQUESTS with the actors of a Ray cluster, in order."""
     defaults, lines = opts.generate_options(options), read_lines(requests)
-    opened = opts.load_options(options)
+    opened = LoadOptions(**options)
     opened = replace(opened, threads=opened.threads or 1)
     gpus = gpus_of_replica(opened.device)
     if actors < 1:

@@ -83,7 +83,6 @@ def deployment(
     show_default=True,
     help="Slots per replica.",
 )
-@opts.engine_options
 @one_line_errors
 def main(
     bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, **options: Any
@@ -98,7 +97,7 @@ def main(
             "--replicas"
         )
     limits = server_flags.serve_options(options)
-    opened = opts.load_options(options)
+    opened = LoadOptions(**options)
     opened = replace(opened, threads=opened.threads or 1)
     gpus_of_replica(opened.device)
     check_exposure(host, limits.keys, allow_no_key=allow_no_key)

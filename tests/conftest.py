@@ -393,7 +393,10 @@ def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
     for name, slots in (("text", 4), ("tokens", 4), ("slow", 2)):
         chosen = {"served_model_name": name, "tokens": name == "tokens", "copy": name == "tokens"}
         config = RepositoryConfig(
-            random_bundle, directory / "models", max_batch_size=slots, threads=1, **chosen
+            random_bundle,
+            directory / "models",
+            parameters={"max_batch_size": slots, "threads": 1},
+            **chosen,
         )
         if (model := write_model(config)).name == "slow":
             with (model / "1" / "model.py").open("a") as file:

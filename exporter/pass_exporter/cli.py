@@ -18,17 +18,14 @@ from pass_exporter.engines.target import choose_targets
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
-from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.devices import DEVICE_HELP
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES
+from pass_runtime.cli.flags import combined, field_option
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
-from pass_runtime.options import LOGPROBS_MODES
-from pass_server.flags import field_option
-from pass_server.triton.config import DRAIN_SECONDS
+from pass_server.triton.config import PARAMETERS
 
 if TYPE_CHECKING:
     from pass_exporter.export import ExportReport
@@ -344,51 +341,15 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     show_default=True,
     help="Processes, each with its own session.",
 )
-@click.option("--device", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option(
-    "--max-batch-size",
-    type=int,
-    help=f"Most sequences per pass of an instance.  [default: {DEFAULT_BATCH}]",
-)
-@field_option("max_queue", unset=True)
-@field_option("max_prompt_tokens", unset=True)
-@field_option("max_output_tokens", unset=True)
-@field_option("request_seconds", unset=True)
-@click.option(
-    "--drain-seconds",
-    type=float,
-    help=f"To finish requests after SIGTERM.  [default: {DRAIN_SECONDS:g}]",
-)
-@click.option(
-    "--threads", type=int, help="CPU threads of an instance.  [default: ONNX Runtime's choice]"
-)
-@click.option("--capacity", type=int, help="Longest sequence in tokens.  [default: the model's]")
-@field_option("reuse_prefix", unset=True)
-@click.option(
-    "--weight-cache/--no-weight-cache",
-    default=None,
-    help="Whether processes share weights on the CPU.  [default: yes]",
-)
-@click.option(
-    "--prefix-cache/--no-prefix-cache",
-    default=None,
-    help="Whether prompts share K/V on the CPU.  [default: yes]",
-)
-@click.option(
-    "--speculative-max-concurrency",
-    type=int,
-    help="Draft only while at most so many sequences decode.",
-)
-@click.option(
-    "--logprobs-mode",
-    type=click.Choice(LOGPROBS_MODES),
-    help="Before or after biases and penalties.  [default: raw]",
-)
+@combined(*(field_option(field, unset=True) for field in PARAMETERS.values()))
 @click.option("--force", is_flag=True, help="Replace an existing model with that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:
     """Add BUNDLE to a model repository of NVIDIA's Triton Inference Server."""
-    click.echo(write_model(RepositoryConfig(tokens=not text, copy=not reference, **options)))
+    chosen = {name: options.pop(name) for name in PARAMETERS}
+    parameters = {name: value for name, value in chosen.items() if value is not None}
+    config = RepositoryConfig(tokens=not text, copy=not reference, parameters=parameters, **options)
+    click.echo(write_model(config))
 
 
 def _export(config: ExportConfig, engine: EngineConfig | None) -> None:

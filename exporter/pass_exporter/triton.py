@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pass_exporter.staging import staged_directory
 from pass_runtime.backends.open import check_load_options
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
-from pass_server.triton.config import PARAMETER_TYPES, TensorSpec, inputs, make_settings, outputs
+from pass_server.triton.config import TensorSpec, inputs, make_settings, outputs
 
 BUNDLE_COPY = "1/bundle"
 """Where a copied bundle lies in its model's directory."""
@@ -46,7 +48,7 @@ class RepositoryConfig:
     copy: copy the bundle into the model's directory; otherwise the model refers to its path.
     instances: the number of processes, each with a session of its own.
     force: replace an existing model with the same name.
-    The others are those of `pass_server.triton.config`; None means the default there.
+    parameters: the values of config.pbtxt, by the names in `pass_server.triton.config.PARAMETERS`.
     """
 
     bundle: Path
@@ -56,27 +58,7 @@ class RepositoryConfig:
     copy: bool = False
     instances: int = 1
     force: bool = False
-    device: str = "auto"
-    max_batch_size: int | None = None
-    threads: int | None = None
-    capacity: int | None = None
-    max_queue: int | None = None
-    max_prompt_tokens: int | None = None
-    max_output_tokens: int | None = None
-    request_seconds: float | None = None
-    drain_seconds: float | None = None
-    reuse_prefix: bool | None = None
-    weight_cache: bool | None = None
-    prefix_cache: bool | None = None
-    speculative_max_concurrency: int | None = None
-    logprobs_mode: str | None = None
-
-    @property
-    def parameters(self) -> dict[str, str | int | float | bool]:
-        """The options in PARAMETER_TYPES that are not None: the `parameters` of config.pbtxt."""
-        return {
-            name: value for name in PARAMETER_TYPES if (value := getattr(self, name)) is not None
-        }
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_model(config: RepositoryConfig) -> Path:
@@ -92,9 +74,8 @@ def write_model(config: RepositoryConfig) -> Path:
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
-    check_load_options(config.bundle, manifest, config.device, config.capacity)
-    # Called for its checks alone: it raises PassError if a parameter is invalid.
-    make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
+    settings = make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
+    check_load_options(config.bundle, manifest, settings.load.device, settings.load.capacity)
     _check_repository(config.output)
     model = config.output / name
     with staged_directory(
@@ -120,7 +101,8 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
     max_batch_size is 0, which switches Triton's own batching off: the session batches.
     """
     bundle = BUNDLE_COPY if config.copy else str(config.bundle.resolve())
-    parameters = {"bundle": bundle, "tokens": config.tokens} | config.parameters
+    device = config.parameters.get("device", "auto")
+    parameters = {"bundle": bundle, "tokens": config.tokens, **config.parameters}
     lines = [
         f"name: {_quoted(name)}",
         'backend: "python"',
@@ -131,7 +113,7 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
             for field in inputs(tokens=config.tokens)
         ),
         *(f"output {{ {_field(field)} }}" for field in outputs(tokens=config.tokens)),
-        f"instance_group {{ count: {config.instances} kind: {_instance_kind(config.device)} }}",
+        f"instance_group {{ count: {config.instances} kind: {_instance_kind(device)} }}",
         *(
             f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(value)} }} }}"
             for key, value in parameters.items()

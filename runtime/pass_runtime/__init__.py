@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pass_runtime.bundle.read import read_manifest
     from pass_runtime.bundle.request_fields import MAX_LOGPROBS, REQUEST_FIELDS
     from pass_runtime.bundle.sampling import SamplingParams
-    from pass_runtime.bundle.values import MAX_BIASES, RequestField
+    from pass_runtime.bundle.values import MAX_BIASES, OptionField, Options, RequestField, option
     from pass_runtime.decode.scheduler import QueueFull
     from pass_runtime.decode.sequence import Piece, Request, Token
     from pass_runtime.decode.stats import Stats
@@ -32,7 +32,7 @@ _NAMES_BY_MODULE = {
     "bundle.read": ("read_manifest",),
     "bundle.request_fields": ("MAX_LOGPROBS", "REQUEST_FIELDS"),
     "bundle.sampling": ("SamplingParams",),
-    "bundle.values": ("MAX_BIASES", "RequestField"),
+    "bundle.values": ("MAX_BIASES", "OptionField", "Options", "RequestField", "option"),
     "decode.scheduler": ("QueueFull",),
     "decode.sequence": ("Piece", "Request", "Token"),
     "decode.stats": ("Stats",),
@@ -56,6 +56,8 @@ __all__ = [
     "Generation",
     "LoadOptions",
     "Manifest",
+    "OptionField",
+    "Options",
     "PassError",
     "Piece",
     "Places",
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "load",
     "merged",
+    "option",
     "read_manifest",
 ]
 

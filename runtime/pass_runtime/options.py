@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pass_runtime.backends.base import DEFAULT_BATCH
+from pass_runtime.backends.devices import DEVICE_HELP
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD, make_cycle
 from pass_runtime.bundle.request_fields import (
     DECODING_FIELDS,
-    DRAFT_SOURCES,
     MAX_BAD_WORDS,
     SAMPLING_FIELDS,
 )
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import flag, short_repr, text, whole_number, whole_numbers
+from pass_runtime.bundle.values import Options, flag, option, short_repr, whole_numbers
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 
@@ -87,10 +88,6 @@ class GenerateOptions:
         self._check_types()
         if self.plan != "auto":
             make_cycle(self.plan, MAX_LOOKAHEAD)  # raises PassError for an unknown plan
-        if self.draft not in (None, *DRAFT_SOURCES):
-            raise PassError(
-                f"unknown draft source {self.draft!r}: choose one of {', '.join(DRAFT_SOURCES)}"
-            )
         if self.min_tokens > self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:
@@ -158,69 +155,73 @@ def _total_bytes(texts: Collection[str]) -> int:
 
 
 @dataclass(frozen=True)
-class LoadOptions:
-    """How a bundle is loaded.
+class LoadOptions(Options):
+    """How a bundle is loaded: the table from which the flags of commands and the parameters of
+    Triton's models are made.
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto:
     the bundle's engines if they fit this machine, else cuda if ONNX Runtime and the machine have
     CUDA, else cpu. "cuda:1" is the second GPU.
-    threads: CPU threads, 0 for ONNX Runtime's choice. max_batch_size: the most sequences that
-    decode together (None: as many as the engines were built for, else
-    `backends.base.DEFAULT_BATCH`). max_queue: the most sequences that may wait. capacity: the KV
-    capacity in tokens, which bounds the length of a sequence (None: the model's). weight_cache: on
-    the CPU, keep the packed weights of ONNX Runtime in the user's cache directory, and memory-map
-    them from there.
+    max_batch_size: the most sequences that decode together. max_queue: the most sequences that may
+    wait. capacity: the KV capacity in tokens, which bounds the length of a sequence. weight_cache:
+    on the CPU, keep the packed weights of ONNX Runtime in the user's cache directory, and
+    memory-map them from there.
     logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints,
     biases and penalties (as vLLM's raw_logprobs and processed_logprobs); both before temperature
     and truncation.
     speculative_max_concurrency: if more sequences than this decode at a time, all of them are
-    decoded plainly, whatever plans they name (None: no limit). prefix_cache: reuse K/V of earlier
-    requests that begin with the same tokens, on engines on which this changes no bit of the results
-    (ONNX Runtime on the CPU). verify: compare the hashes of the bundle's files with the manifest's;
-    a file that was verified before and has not changed is not read again.
+    decoded plainly, whatever plans they name. prefix_cache: reuse K/V of earlier requests that
+    begin with the same tokens, on engines on which this changes no bit of the results (ONNX Runtime
+    on the CPU). verify: compare the hashes of the bundle's files with the manifest's; a file that
+    was verified before and has not changed is not read again.
     """
 
-    device: str = "auto"
-    threads: int = 0
-    max_batch_size: int | None = 1
-    max_queue: int = DEFAULT_MAX_QUEUE
-    capacity: int | None = None
-    weight_cache: bool = True
-    logprobs_mode: str = "raw"
-    speculative_max_concurrency: int | None = None
-    prefix_cache: bool = True
-    verify: bool = True
+    device: str = option("auto", DEVICE_HELP)
+    threads: int = option(
+        0,
+        "CPU threads; 0 is ONNX Runtime's choice.",
+        allowed=f"0 (ONNX Runtime's choice) to {MAX_THREADS}",
+        bounds={"ge": 0, "le": MAX_THREADS},
+    )
+    max_batch_size: int | None = option(
+        1,
+        "Most sequences that are decoded together.",
+        if_none=f"{DEFAULT_BATCH}, or what the engines were built for",
+        allowed=f"1 to {MAX_SLOTS}",
+        bounds={"ge": 1, "le": MAX_SLOTS},
+    )
+    max_queue: int = option(
+        DEFAULT_MAX_QUEUE, "Most sequences that may wait.", bounds={"ge": 1}, flag=None
+    )
+    capacity: int | None = option(
+        None, "KV capacity of a sequence, in tokens: a multiple of 4.", if_none="the model's"
+    )
+    weight_cache: bool = option(
+        True,
+        "Do not share packed weights with other processes (CPU).",
+        flag="--no-weight-cache",
+    )
+    logprobs_mode: str = option(
+        "raw",
+        "raw: log-probabilities of the model's logits; processed: after constraints, biases and "
+        "penalties.",
+        choices=LOGPROBS_MODES,
+    )
+    speculative_max_concurrency: int | None = option(
+        None,
+        "If more sequences than this are decoded together, decode all without drafts.",
+        if_none="no limit",
+        bounds={"ge": 0},
+    )
+    prefix_cache: bool = option(
+        True,
+        "Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, on "
+        "the CPU.",
+        flag="--no-prefix-cache",
+    )
+    verify: bool = option(True, "Skip the hash check of the bundle's files.", flag="--trust-bundle")
 
     def __post_init__(self) -> None:
-        text("device", self.device)
-        if text("logprobs-mode", self.logprobs_mode) not in LOGPROBS_MODES:
-            raise PassError(
-                f"logprobs-mode must be {' or '.join(LOGPROBS_MODES)}, not {self.logprobs_mode!r}"
-            )
-        for name in (
-            "threads",
-            "max_batch_size",
-            "max_queue",
-            "capacity",
-            "speculative_max_concurrency",
-        ):
-            value = getattr(self, name)
-            if value is not None or name in ("threads", "max_queue"):
-                object.__setattr__(self, name, whole_number(name.replace("_", "-"), value))
-        for name in ("weight_cache", "prefix_cache", "verify"):
-            object.__setattr__(self, name, flag(name.replace("_", "-"), getattr(self, name)))
-        if not 0 <= self.threads <= MAX_THREADS:
-            raise PassError(
-                f"threads must be 0 (ONNX Runtime's choice) to {MAX_THREADS}, not {self.threads}"
-            )
-        if self.max_batch_size is not None and not 1 <= self.max_batch_size <= MAX_SLOTS:
-            raise PassError(f"max-batch-size must be 1 to {MAX_SLOTS}, not {self.max_batch_size}")
-        if self.speculative_max_concurrency is not None and self.speculative_max_concurrency < 0:
-            raise PassError(
-                "speculative-max-concurrency must be at least 0, not "
-                f"{self.speculative_max_concurrency}"
-            )
-        if self.max_queue < 1:
-            raise PassError(f"max-queue must be at least 1, not {self.max_queue}")
+        super().__post_init__()
         if self.capacity is not None and (self.capacity < 4 or self.capacity % 4):
             raise PassError(f"capacity must be a multiple of 4 and at least 4, not {self.capacity}")

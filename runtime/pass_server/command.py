@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pass_runtime import LoadOptions
 from pass_runtime.cli import flags as opts
 from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors
 from pass_server.flags import serve_options, server_options
@@ -19,21 +20,8 @@ from pass_server.serve_options import ListenOptions
 @click.command(cls=OneLineCommand)
 @opts.BUNDLE
 @server_options
-@opts.MAX_BATCH_SIZE
-@click.option(
-    "--max-connections",
-    default=ListenOptions.max_connections,
-    show_default=True,
-    help="Beyond these, idle ones are closed.",
-)
-@click.option(
-    "--drain-seconds",
-    type=float,
-    default=ListenOptions.drain_seconds,
-    show_default=True,
-    help="To finish requests after SIGTERM.",
-)
-@opts.engine_options
+@opts.flags_of(LoadOptions, "max_batch_size")
+@opts.flags_of(ListenOptions, "max_connections", "drain_seconds")
 @one_line_errors
 def serve(bundle: Path, **options: Any) -> None:
     """Serve OpenAI's HTTP API, and a web page at / to try the model.
@@ -43,7 +31,7 @@ def serve(bundle: Path, **options: Any) -> None:
     with importing("serve"):
         from pass_server.server import run_server
     where, served = opts.take(ListenOptions, options), serve_options(options)
-    opened = opts.load_options(options)
+    opened = LoadOptions(**options)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )

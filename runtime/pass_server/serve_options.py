@@ -1,36 +1,23 @@
-"""The options of a server: a table of its limits, its address, its API keys."""
+"""The options of a server: tables of its limits and its address, and its API keys."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pass_runtime import PassError
+from pass_runtime import Options, PassError, option
 from pass_server.call_formats import FORMATS
 
 TOOL_CALL_PARSERS = ("auto", "none", *FORMATS)
 REASONING_PARSERS = ("auto", "none", "think")
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    flag: str | None = None,
-    if_none: str | None = None,
-    least: int | None = None,
-) -> Any:
-    """A field of `ServeOptions` with a flag. help: the flag's help. flag: its name, if it differs
-    from the field's. if_none: what the default None means. least: the smallest value."""
-    metadata = {"help": help, "flag": flag, "if_none": if_none, "least": least}
-    return field(default=default, metadata=metadata)
+SECONDS = {"allowed": "a finite number above 0", "bounds": {"gt": 0, "lt": float("inf")}}
+"""Attributes of the options that are durations."""
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(Options):
     """The limits that every request is held to: the table from which the flags of servers are made.
 
     keys: the valid API keys; if there are none, requests need no key. max_prompt_tokens and
@@ -51,18 +38,20 @@ class ServeOptions:
         if_none="the bundle's name",
     )
     keys: tuple[str, ...] = ()
-    max_queue: int = option(64, "Sequences that may wait; more get status 429.", least=0)
+    max_queue: int = option(64, "Sequences that may wait; more get status 429.", bounds={"ge": 0})
     max_prompt_tokens: int | None = option(
-        None, "Most tokens of a prompt.", if_none="the KV capacity", least=1
+        None, "Most tokens of a prompt.", if_none="the KV capacity", bounds={"ge": 1}
     )
     max_output_tokens: int | None = option(
-        None, "Most tokens of an answer.", if_none="the KV capacity", least=1
+        None, "Most tokens of an answer.", if_none="the KV capacity", bounds={"ge": 1}
     )
-    max_body_bytes: int = option(1 << 20, "Largest request body.", least=1)
-    max_sequences: int = 128
-    request_seconds: float = option(600, "Limit for request and answer.")
-    client_seconds: float = option(20, "Limit for a client to send or read.")
-    keep_alive_seconds: float = option(15, "Silence of a stream before a comment.")
+    max_body_bytes: int = option(1 << 20, "Largest request body.", bounds={"ge": 1})
+    max_sequences: int = option(
+        128, "Most prompts of a request times its n or best_of.", bounds={"ge": 1}, flag=None
+    )
+    request_seconds: float = option(600, "Limit for request and answer.", **SECONDS)
+    client_seconds: float = option(20, "Limit for a client to send or read.", **SECONDS)
+    keep_alive_seconds: float = option(15, "Silence of a stream before a comment.", **SECONDS)
     cors_origins: tuple[str, ...] = option(
         (), "Origin of web pages that may use the server; or *.", flag="--cors-origin"
     )
@@ -76,25 +65,13 @@ class ServeOptions:
     special_tokens: bool = option(
         False, "Let messages contain special tokens.", flag="--allow-special-tokens"
     )
-    tool_call_parser: str = option("auto", "auto, none, hermes, llama3_json, mistral.")
-    reasoning_parser: str = option("auto", "auto, none, or think: <think>...</think>.")
+    tool_call_parser: str = option("auto", "Format of tool calls.", choices=TOOL_CALL_PARSERS)
+    reasoning_parser: str = option(
+        "auto", "Format of reasoning; think is <think>...</think>.", choices=REASONING_PARSERS
+    )
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            name, value = each.name.replace("_", "-"), getattr(self, each.name)
-            least = each.metadata.get("least")
-            if least is not None and value is not None and value < least:
-                raise PassError(f"{name} must be at least {least}, not {value}")
-            if name.endswith("-seconds") and not 0 < value < float("inf"):
-                raise PassError(f"{name} must be a finite number above 0, not {value}")
-        if self.max_sequences < 1:
-            raise PassError(f"max-sequences must be at least 1, not {self.max_sequences}")
-        for name, value, values in (
-            ("tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS),
-            ("reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
-        ):
-            if value not in values:
-                raise PassError(f"{name} must be {', '.join(values)}, not {value!r}")
+        super().__post_init__()
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise PassError(
@@ -104,27 +81,21 @@ class ServeOptions:
 
 
 @dataclass(frozen=True)
-class ListenOptions:
+class ListenOptions(Options):
     """Address and connections of a server. allow_no_key: serve without keys even if other machines
     reach `host`. drain_seconds: how long requests may go on after a signal. Raises PassError if a
     number is out of range."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    allow_no_key: bool = False
-    max_connections: int = 512
-    drain_seconds: float = 30
-
-    def __post_init__(self) -> None:
-        if self.max_connections < 1:
-            raise PassError(f"max-connections must be at least 1, not {self.max_connections}")
-        check_drain(self.drain_seconds)
-
-
-def check_drain(seconds: float) -> None:
-    """Raises PassError if `drain_seconds` is out of range."""
-    if not 0 <= seconds < float("inf"):
-        raise PassError(f"drain-seconds must be a finite number of at least 0, not {seconds}")
+    host: str = option("127.0.0.1", "The address to listen on.")
+    port: int = option(8000, "The port. 0: any free one.")
+    allow_no_key: bool = option(False, "Allow a --host that other machines reach, without keys.")
+    max_connections: int = option(512, "Beyond these, idle ones are closed.", bounds={"ge": 1})
+    drain_seconds: float = option(
+        30,
+        "To finish requests after SIGTERM.",
+        allowed="a finite number of at least 0",
+        bounds={"ge": 0, "lt": float("inf")},
+    )
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

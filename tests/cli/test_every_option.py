@@ -67,8 +67,8 @@ ENGINE = {
     "device": Case(["--device", "cpu"], {"device": "cpu"}),
     "threads": Case(["--threads", 2], {"threads": 2}),
     "capacity": Case(["--capacity", 64], {"capacity": 64}),
-    "trust_bundle": Case(["--trust-bundle"], {"verify": False}),
-    "no_weight_cache": Case(["--no-weight-cache"], {"weight_cache": False}),
+    "verify": Case(["--trust-bundle"], {"verify": False}),
+    "weight_cache": Case(["--no-weight-cache"], {"weight_cache": False}),
 }
 LIMITS = {
     "max_batch_size": Case(["--max-batch-size", 3], {"max_batch_size": 3}),
@@ -76,7 +76,7 @@ LIMITS = {
         ["--speculative-max-concurrency", 2], {"speculative_max_concurrency": 2}
     ),
 }
-NO_PREFIX_CACHE = {"no_prefix_cache": Case(["--no-prefix-cache"], {"prefix_cache": False})}
+NO_PREFIX_CACHE = {"prefix_cache": Case(["--no-prefix-cache"], {"prefix_cache": False})}
 LOGPROBS_MODE = {
     "logprobs_mode": Case(["--logprobs-mode", "processed"], {"logprobs_mode": "processed"})
 }

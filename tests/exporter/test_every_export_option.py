@@ -15,7 +15,7 @@ from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from pass_exporter.cli import main as export_main
 from pass_exporter.triton import RepositoryConfig, config_pbtxt
 from pass_runtime.options import LoadOptions
-from pass_server.triton.config import LIMIT_NAMES, LOAD_NAMES, PARAMETER_TYPES, read_settings
+from pass_server.triton.config import LIMIT_PARAMETERS, LOAD_PARAMETERS, PARAMETERS, read_settings
 from pass_trainer.cli import main as train_main
 
 BUNDLE = "bundle"
@@ -167,7 +167,11 @@ COMMANDS = {
         (export_main, ["triton"]),
         [BUNDLE, "-o", "out"],
         {
-            **cases("RepositoryConfig", SERVED | REPOSITORY),
+            **cases("RepositoryConfig", REPOSITORY),
+            **{
+                name: Case(words.split(), {"RepositoryConfig.parameters": {name: value}})
+                for name, (words, value) in SERVED.items()
+            },
             "bundle": Case([], {"RepositoryConfig.bundle": Path("other")}, ["other", "-o", "out"]),
             "text": Case(["--tokens"], {"RepositoryConfig.tokens": True}),
             "reference": Case(["--copy"], {"RepositoryConfig.copy": True}),
@@ -262,17 +266,18 @@ def test_an_option_that_would_change_nothing_is_refused(command, monkeypatch):
 
 def test_triton_reads_every_parameter_that_is_written():
     """The names of config.pbtxt, of the command's options, and of what is opened and limited."""
-    assert SERVED.keys() == PARAMETER_TYPES.keys()
+    assert SERVED.keys() == PARAMETERS.keys()
     config = RepositoryConfig(
-        Path(BUNDLE), Path("out"), **{name: value for name, (_, value) in SERVED.items()}
+        Path(BUNDLE), Path("out"), parameters={name: value for name, (_, value) in SERVED.items()}
     )
     written = dict(
         re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config))
     )
     settings = read_settings(written)
-    found = {name: getattr(settings.load, name) for name in LOAD_NAMES}
-    found |= {name: getattr(settings.serve, name) for name in LIMIT_NAMES} | {
+    found = {name: getattr(settings.load, name) for name in LOAD_PARAMETERS}
+    found |= {name: getattr(settings.serve, name) for name in LIMIT_PARAMETERS} | {
         "drain_seconds": settings.drain_seconds
     }
     assert found == {name: value for name, (_, value) in SERVED.items()}
-    assert {each.name for each in fields(LoadOptions)} - set(LOAD_NAMES) == {"max_queue", "verify"}
+    names = {each.name for each in fields(LoadOptions)}
+    assert names - set(LOAD_PARAMETERS) == {"max_queue", "verify"}

@@ -32,7 +32,7 @@ SERVER_CASES = {
     "speculative_max_concurrency": Case(
         ["--speculative-max-concurrency", 2], {"LoadOptions.speculative_max_concurrency": 2}
     ),
-    "no_prefix_cache": Case(["--no-prefix-cache"], {"LoadOptions.prefix_cache": False}),
+    "prefix_cache": Case(["--no-prefix-cache"], {"LoadOptions.prefix_cache": False}),
     "logprobs_mode": Case(
         ["--logprobs-mode", "processed"], {"LoadOptions.logprobs_mode": "processed"}
     ),

@@ -24,7 +24,7 @@ def real(tiny_bundle):
     [
         ({"max_new_tokens": 0}, "max-new-tokens"),
         ({"plan": "fast"}, "unknown plan 'fast'"),
-        ({"draft": "model"}, "unknown draft source 'model'"),
+        ({"draft": "model"}, "draft must be one of lookahead, ngram, both, not 'model'"),
         ({"stop": (3,)}, "stop_token_ids"),
         *(({"logprobs": count}, "logprobs must be 0 to 20") for count in (-1, 21)),
     ],

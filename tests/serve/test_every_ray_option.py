@@ -22,8 +22,8 @@ LOADED = {
     "device": (["--device", "cpu"], {"device": "cpu"}),
     "threads": (["--threads", 2], {"threads": 2}),
     "capacity": (["--capacity", 64], {"capacity": 64}),
-    "trust_bundle": (["--trust-bundle"], {"verify": False}),
-    "no_weight_cache": (["--no-weight-cache"], {"weight_cache": False}),
+    "verify": (["--trust-bundle"], {"verify": False}),
+    "weight_cache": (["--no-weight-cache"], {"weight_cache": False}),
 }
 CASES = {
     **SERVER_CASES,

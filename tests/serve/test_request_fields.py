@@ -13,24 +13,32 @@ from typing import Any
 import pytest
 
 import pass_runtime
-from pass_runtime import REQUEST_FIELDS, GenerateOptions, PassError, SamplingParams
+from pass_runtime import REQUEST_FIELDS, GenerateOptions, LoadOptions, PassError, SamplingParams
 from pass_runtime.bundle.request_fields import DECODING_FIELDS, SAMPLING_FIELDS
 from pass_runtime.bundle.values import COMPARISONS
+from pass_server.serve_options import ListenOptions, ServeOptions
 
 RUNTIME = Path(pass_runtime.__file__).parents[1]
 
 
 def test_the_table_and_the_dataclasses_have_the_same_fields_and_defaults():
-    assert {field.name: field.neutral for field in SAMPLING_FIELDS} == vars(SamplingParams())
+    assert {field.name: field.default for field in SAMPLING_FIELDS} == vars(SamplingParams())
     defaults = dict(vars(GenerateOptions()))
     for name in ("sampling", "constraint", "reuse_prefix", "shown_special_tokens"):
         del defaults[name]
-    assert {field.name: field.neutral for field in DECODING_FIELDS} == defaults
+    assert {field.name: field.default for field in DECODING_FIELDS} == defaults
     names = [field.name for field in REQUEST_FIELDS]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("field", REQUEST_FIELDS, ids=lambda field: field.name)
+OPTION_FIELDS = [
+    field
+    for options in (LoadOptions, ServeOptions, ListenOptions)
+    for field in options.option_fields().values()
+]
+
+
+@pytest.mark.parametrize("field", [*REQUEST_FIELDS, *OPTION_FIELDS], ids=lambda field: field.name)
 def test_bounds_are_checked(field):
     """A value beyond each bound is refused, and the bound itself if it is inclusive."""
     for name, bound in field.bounds.items():
@@ -64,7 +72,7 @@ USE_IT = """
 import json
 from click.testing import CliRunner
 import numpy as np
-from pass_runtime import GenerateOptions, PassError, SamplingParams
+from pass_runtime import GenerateOptions, LoadOptions, PassError, SamplingParams
 from pass_runtime.cli import flags
 from pass_runtime.cli.request_line import parse_request
 from pass_runtime.cli.main import main

@@ -13,7 +13,7 @@ from fake_triton import Metric, Request, model_of, wait_until
 from pass_runtime import GenerateOptions, LoadOptions, load
 from pass_runtime.backends.base import Backend
 from pass_server.serve_options import ServeOptions
-from pass_server.triton.config import PARAMETER_TYPES
+from pass_server.triton.config import PARAMETERS
 from pass_server.triton.model import Model, visible_device
 
 ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
@@ -170,7 +170,7 @@ LIMITED |= {"request_seconds": 6.0, "reuse_prefix": True}
 
 def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):
     """Those of OPENED are LoadOptions, those of LIMITED are ServeOptions."""
-    assert {*OPENED, *LIMITED, "drain_seconds"} == PARAMETER_TYPES.keys()
+    assert {*OPENED, *LIMITED, "drain_seconds"} == PARAMETERS.keys()
     opened, drained = [], []
 
     def recorded(path, options):

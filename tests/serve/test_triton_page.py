@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pass_exporter.cli import main
 from pass_server.metrics import GAUGES, RECORDED
-from pass_server.triton.config import PARAMETER_TYPES, inputs, outputs
+from pass_server.triton.config import PARAMETERS, inputs, outputs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
 
@@ -27,8 +27,8 @@ def test_flags_and_parameters():
     options -= {"--output", "--force", "--help"}
     assert {"--text", "--reference"} <= flags
     assert flags - {"--tokens", "--copy"} == options - {"--tokens", "--copy"}
-    documented = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    assert set(PARAMETER_TYPES) <= documented
+    documented = {flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
+    assert set(PARAMETERS) <= documented
 
 
 def test_tensors():

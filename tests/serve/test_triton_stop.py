@@ -25,7 +25,10 @@ def repository(random_bundle, tmp_path_factory) -> Path:
     require_triton()
     directory = tmp_path_factory.mktemp("models")
     config = RepositoryConfig(
-        random_bundle, directory, "slow", max_batch_size=2, drain_seconds=DRAIN_SECONDS
+        random_bundle,
+        directory,
+        "slow",
+        parameters={"max_batch_size": 2, "drain_seconds": DRAIN_SECONDS},
     )
     with (write_model(config) / "1" / "model.py").open("a") as file:
         file.write(SLOW)

@@ -78,7 +78,7 @@ SAMPLER_FIELDS = (
         "The same seed gives the same text, whatever the plan.",
         allowed="0 to 2^64-1",
         bounds={"ge": 0, "lt": 1 << 64},
-        default="random",
+        if_none="random",
         http_schema={
             "ge": -(1 << 63),
             "lt": 1 << 64,
@@ -180,14 +180,14 @@ DECODING_FIELDS = (
         None,
         "Where drafts come from.",
         choices=DRAFT_SOURCES,
-        default="both for auto, else lookahead",
+        if_none="both for auto, else lookahead",
     ),
     RequestField(
         "lookahead",
         "whole",
         None,
         "Drafts per step; 0 is plain decoding.",
-        default="the bundle's L",
+        if_none="the bundle's L",
         http_schema={"ge": 0},
     ),
     RequestField(

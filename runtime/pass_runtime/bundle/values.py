@@ -1,13 +1,17 @@
-"""Checks of arguments and request fields, which return plain Python values. They raise PassError,
-with the field's `name`, if a value has the wrong type. Numpy's scalars and arrays are accepted; 2.5
-is not a whole number, b"Hello" not a list of token ids, True not a number."""
+"""Checks of arguments, and descriptions of options, of which their checks and flags are made.
+
+The checks return plain Python values. They raise PassError, with the argument's name, if a value
+has the wrong type. Numpy's scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" not
+a list of token ids, True not a number.
+"""
 
 from __future__ import annotations
 
 import operator
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Real
 from operator import ge, gt, le, lt
 from typing import Any, Literal
@@ -88,45 +92,47 @@ CONVERTERS = {
     "text": text,
     "ids": whole_numbers,
 }
-"""By kind, the function that checks a value and converts it. `GenerateOptions` checks texts and
-stops itself."""
+"""By kind, the function that checks a value and converts it. Texts and stops are checked by the
+classes that have them."""
 COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+KINDS: dict[str, Kind] = {
+    "int": "whole",
+    "float": "number",
+    "bool": "flag",
+    "str": "text",
+    "tuple[str,": "texts",
+}
+"""The kind of an option, by the first word of its field's annotation."""
 
 
 @dataclass(frozen=True)
-class RequestField:
-    """A field of `SamplingParams` or `GenerateOptions`, and its name in every interface.
+class OptionField:
+    """A field of an options class, and the flag that sets it.
 
     kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id.
-    neutral: the value if none is given, which changes nothing for most fields. help: what the field
-    does. allowed: the values within `bounds`, in words for an error. bounds: of a number, or of
-    each of the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are
-    valid. default: if `neutral` is None, what it means, in words.
-    flag, http, triton: the option of `pass-run` with its dashes, the name in OpenAI's or vLLM's
-    HTTP API, and the input of a Triton model. "" stands for the field's own name, None for no name;
-    http is None, too, if the endpoints use different names. http_schema: arguments of pydantic's
-    `Field` for HTTP. They replace `bounds`, and a description replaces `help`. dtype: of Triton's
-    input; None if the kind decides it.
+    default: the field's default. help: what the flag does. allowed: the values within `bounds`, in
+    words for an error; if it is empty, `bounds` have only "ge". bounds: of a number, or of each of
+    the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are valid.
+    if_none: what None means, in words; the value may be None if this is set, or if `default` is
+    None. flag: the option of a command, with its dashes; "" makes it of the field's name, and None
+    stands for no flag. The flag of a field of the kind "flag" sets it to `not default`.
     """
 
     name: str
     kind: Kind
-    neutral: Any
+    default: Any
     help: str
     allowed: str = ""
     bounds: Mapping[str, float] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
-    default: str = ""
+    if_none: str = ""
     flag: str | None = ""
-    http: str | None = ""
-    http_schema: Mapping[str, Any] | None = None
-    triton: str | None = ""
-    dtype: Literal["UINT64"] | None = None
 
     def __post_init__(self) -> None:
-        for front, own in (("flag", f"--{self.label}"), ("http", self.name), ("triton", self.name)):
-            if getattr(self, front) == "":
-                object.__setattr__(self, front, own)
+        if self.flag == "":
+            object.__setattr__(self, "flag", f"--{self.label}")
+        if self.bounds and not self.allowed:
+            object.__setattr__(self, "allowed", f"at least {self.bounds['ge']}")
 
     @property
     def label(self) -> str:
@@ -134,37 +140,89 @@ class RequestField:
         return self.name.replace("_", "-")
 
     def checked(self, value: Any) -> Any:
-        """The value as a plain Python value. Raises PassError if its type is wrong or it is out of
-        bounds."""
+        """Return the value as a plain Python value. Raises PassError if its type is wrong, or if
+        it is out of bounds or none of the choices."""
         if self.kind == "biases":
             return self._checked_biases(value)
-        if (value is None and self.neutral is None) or self.kind not in CONVERTERS:
+        none_allowed = self.default is None or self.if_none
+        if (value is None and none_allowed) or self.kind not in CONVERTERS:
             return value
-        found = CONVERTERS[self.kind](self.label, value)
-        if not self.within(found):
-            raise PassError(f"{self.label} must be {self.allowed}, not {found}")
-        return found
+        plain = CONVERTERS[self.kind](self.label, value)
+        if not self.within(plain):
+            raise PassError(f"{self.label} must be {self.allowed}, not {plain}")
+        if self.choices and plain not in self.choices:
+            choices = ", ".join(self.choices)
+            raise PassError(f"{self.label} must be one of {choices}, not {short_repr(plain)}")
+        return plain
 
     def _checked_biases(self, value: Any) -> dict[int, float]:
         if not isinstance(value, Mapping):
             raise PassError(
                 f"{self.label} must be a mapping from token ids to numbers, not {short_repr(value)}"
             )
-        found = {
-            whole_number(f"a token of {self.label}", t): number(self.label, bias)
-            for t, bias in value.items()
+        biases = {
+            whole_number(f"a token of {self.label}", token): number(self.label, bias)
+            for token, bias in value.items()
         }
-        if len(found) > MAX_BIASES:
+        if len(biases) > MAX_BIASES:
             raise PassError(
-                f"{self.label} has {len(found)} tokens; at most {MAX_BIASES} are allowed"
+                f"{self.label} has {len(biases)} tokens; at most {MAX_BIASES} are allowed"
             )
-        for token, bias in found.items():
+        for token, bias in biases.items():
             if not self.within(bias):
                 raise PassError(
                     f"{self.label} must be {self.allowed}, not {bias} for token {token}"
                 )
-        return found
+        return biases
 
     def within(self, value: Any) -> bool:
         """Whether a number is within the bounds."""
         return all(COMPARISONS[name](value, bound) for name, bound in self.bounds.items())
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """Return a dataclass field that has an `OptionField` with these attributes."""
+    return field(default=default, metadata={"help": help, **more})
+
+
+class Options:
+    """The base class of frozen dataclasses whose fields `option` made. Raises PassError if a value
+    is wrong; the values become plain Python values."""
+
+    def __post_init__(self) -> None:
+        for name, each in self.option_fields().items():
+            object.__setattr__(self, name, each.checked(getattr(self, name)))
+
+    @classmethod
+    @cache
+    def option_fields(cls) -> Mapping[str, OptionField]:
+        """The descriptions of the fields that `option` made, by name."""
+        return {
+            each.name: OptionField(
+                each.name, KINDS[str(each.type).partition(" ")[0]], each.default, **each.metadata
+            )
+            for each in fields(cls)  # type: ignore[arg-type]
+            if each.metadata
+        }
+
+
+@dataclass(frozen=True)
+class RequestField(OptionField):
+    """A field of `SamplingParams` or `GenerateOptions`, and its name in every interface.
+
+    http, triton: the name in OpenAI's or vLLM's HTTP API, and the input of a Triton model. ""
+    stands for the field's own name, None for no name; http is None, too, if the endpoints use
+    different names. http_schema: arguments of pydantic's `Field` for HTTP. They replace `bounds`,
+    and a description replaces `help`. dtype: of Triton's input; None if the kind decides it.
+    """
+
+    http: str | None = ""
+    http_schema: Mapping[str, Any] | None = None
+    triton: str | None = ""
+    dtype: Literal["UINT64"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("http", "triton"):
+            if getattr(self, name) == "":
+                object.__setattr__(self, name, self.name)

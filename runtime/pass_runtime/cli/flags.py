@@ -13,15 +13,13 @@ from typing import Any, TypeVar
 
 import click
 
-from pass_runtime.backends.base import DEFAULT_BATCH
-from pass_runtime.backends.devices import DEVICE_HELP
 from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import RequestField
+from pass_runtime.bundle.values import OptionField, Options
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
-from pass_runtime.options import LOGPROBS_MODES, GenerateOptions, LoadOptions
+from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load
 from pass_runtime.text.constraint import Constraint
 
@@ -54,30 +52,41 @@ def _biases(
 PATH = click.Path(path_type=Path)
 CONSTRAINT_FIELDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The fields of `Constraint` that have flags."""
-FLAG_TYPES = {"number": float, "whole": int, "ids": int, "flag": bool}
-"""The type of a flag's value, by `RequestField.kind`. Flags of other kinds are strings."""
+FLAG_TYPES = {"number": float, "whole": int, "ids": int}
+"""The type of a flag's value, by `OptionField.kind`. Flags of other kinds are strings."""
 REPEATABLE_KINDS = ("texts", "stops", "ids", "biases")
-"""The values of `RequestField.kind` whose flags may be given several times."""
+"""The values of `OptionField.kind` whose flags may be given several times."""
 
 
-def field_option(field: RequestField) -> Callable[[F], F]:
-    """Return a decorator that adds the flag of a field."""
+def field_option(field: OptionField, *, unset: bool = False) -> Callable[[F], F]:
+    """Return a decorator that adds the flag of a field. unset: without the flag, the value is
+    None."""
     assert field.flag is not None
-    repeatable = field.kind in REPEATABLE_KINDS
-    ending = f"  [default: {field.default}]" if field.default else ""
-    if repeatable:
-        ending = " May be given several times."
+    default = None if unset else field.default
+    if field.kind == "flag":
+        return click.option(
+            *(field.flag, field.name),
+            is_flag=True,
+            flag_value=not field.default,
+            default=default,
+            help=field.help,
+        )
+    value_type = click.Choice(field.choices) if field.choices else FLAG_TYPES.get(field.kind, str)
+    if field.kind in REPEATABLE_KINDS:
+        return click.option(
+            *(field.flag, field.name),
+            type=value_type,
+            multiple=True,
+            metavar="TOKEN=BIAS" if field.kind == "biases" else None,
+            callback=_biases if field.kind == "biases" else None,
+            help=f"{field.help} May be given several times.",
+        )
+    shown = field.if_none or field.default
     return click.option(
-        field.flag,
-        field.name,
-        type=click.Choice(field.choices) if field.choices else FLAG_TYPES.get(field.kind, str),
-        is_flag=field.kind == "flag",
-        multiple=repeatable,
-        default=None if repeatable else field.neutral,
-        show_default=field.neutral is not None and not repeatable and field.kind != "flag",
-        metavar="TOKEN=BIAS" if field.kind == "biases" else None,
-        callback=_biases if field.kind == "biases" else None,
-        help=field.help + ending,
+        *(field.flag, field.name),
+        type=value_type,
+        default=None if field.if_none else default,
+        help=field.help + ("" if shown is None else f"  [default: {shown}]"),
     )
 
 
@@ -90,7 +99,7 @@ SEPARATE_OPTIONS = {
 SEED, LOGPROBS = SEPARATE_OPTIONS["seed"], SEPARATE_OPTIONS["logprobs"]
 
 
-def field_options(fields: Iterable[RequestField]) -> Callable[[F], F]:
+def field_options(fields: Iterable[OptionField]) -> Callable[[F], F]:
     """Return a decorator that adds the flags of these fields, except SEPARATE_OPTIONS."""
     flagged = (field for field in fields if field.flag and field.name not in SEPARATE_OPTIONS)
     return combined(*map(field_option, flagged))
@@ -125,27 +134,16 @@ def as_constraint(fields: dict[str, Any]) -> Constraint | None:
 BUNDLE = click.argument("bundle", type=PATH)
 
 
-def engine_options(command: F) -> F:
-    """--device --threads --capacity --trust-bundle --no-weight-cache"""
-    return combined(
-        click.option("--device", default="auto", show_default=True, help=DEVICE_HELP),
-        click.option(
-            "--threads", type=int, default=0, help="CPU threads.  [default: the engine's choice]"
-        ),
-        click.option(
-            "--capacity",
-            type=int,
-            help="KV capacity of a sequence, in tokens.  [default: the model's]",
-        ),
-        click.option(
-            "--trust-bundle", is_flag=True, help="Skip the hash check of the bundle's files."
-        ),
-        click.option(
-            "--no-weight-cache",
-            is_flag=True,
-            help="Do not share packed weights with other processes (CPU).",
-        ),
-    )(command)
+def flags_of(options: type[Options], *names: str) -> Callable[[F], F]:
+    """Return a decorator that adds the flags of these fields of an options class."""
+    return combined(*(field_option(options.option_fields()[name]) for name in names))
+
+
+def load_flags(*names: str) -> Callable[[F], F]:
+    """Return a decorator that adds --device --threads --capacity --trust-bundle --no-weight-cache,
+    and the flags of these fields of `LoadOptions`."""
+    always = ("device", "threads", "capacity", "verify", "weight_cache")
+    return flags_of(LoadOptions, *names, *always)
 
 
 def generation_options(command: F) -> F:
@@ -158,32 +156,6 @@ def sampling_options(command: F) -> F:
     return combined(field_options(SAMPLER_FIELDS), SEED)(command)
 
 
-MAX_BATCH_SIZE = click.option(
-    "--max-batch-size",
-    type=int,
-    help=f"Most sequences that are decoded together.  [default: {DEFAULT_BATCH}, or what the "
-    "engines were built for]",
-)
-NO_PREFIX_CACHE = click.option(
-    "--no-prefix-cache",
-    is_flag=True,
-    help="Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, "
-    "on the CPU.",
-)
-SPECULATIVE_MAX_CONCURRENCY = click.option(
-    "--speculative-max-concurrency",
-    type=int,
-    help="If more sequences than this are decoded together, decode all without drafts.  "
-    "[default: no limit]",
-)
-LOGPROBS_MODE = click.option(
-    "--logprobs-mode",
-    type=click.Choice(LOGPROBS_MODES),
-    default="raw",
-    show_default=True,
-    help="raw: log-probabilities of the model's logits; processed: after constraints, biases "
-    "and penalties.",
-)
 SHOW_DRAFTS = click.option(
     "--show-drafts",
     is_flag=True,
@@ -196,20 +168,6 @@ def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
     from `options`."""
     names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names}, **more)
-
-
-def load_options(options: dict[str, Any], **more: Any) -> LoadOptions:
-    """Make LoadOptions of `more` and of all of a command's remaining `options`."""
-    negated = {
-        "trust_bundle": "verify",
-        "no_weight_cache": "weight_cache",
-        "no_prefix_cache": "prefix_cache",
-    }
-    fields: dict[str, Any] = {
-        negated.get(name, name): not value if name in negated else value
-        for name, value in options.items()
-    }
-    return LoadOptions(**fields, **more)
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:

@@ -15,7 +15,7 @@ from pass_runtime.cli import flags as opts
 from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
-from pass_runtime.options import MAX_SLOTS
+from pass_runtime.options import MAX_SLOTS, LoadOptions
 
 OTHER_COMMANDS = {"serve": "pass_server.command:serve"}
 """Commands of packages above this one, imported when they are used or listed. The extra of the same
@@ -60,8 +60,7 @@ def main() -> None:
 @opts.generation_options
 @opts.SEED
 @opts.LOGPROBS
-@opts.LOGPROBS_MODE
-@opts.engine_options
+@opts.load_flags("logprobs_mode")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @opts.SHOW_DRAFTS
 @click.option(
@@ -95,7 +94,7 @@ def generate(
     if as_json:
         opts.refuse_given("JSON has no colours", "show_drafts")
     text = read_prompt(prompt, prompt_file, keep_newline=keep_newline)
-    session = opts.open_bundle(bundle, opts.load_options(options))
+    session = opts.open_bundle(bundle, LoadOptions(**options))
     if as_chat:
         opening = [{"role": "system", "content": system}] if system else []
         generation = session.chat([*opening, {"role": "user", "content": text}], request)
@@ -127,8 +126,7 @@ def generate(
 )
 @opts.generation_options
 @opts.SEED
-@opts.NO_PREFIX_CACHE
-@opts.engine_options
+@opts.load_flags("prefix_cache")
 @opts.SHOW_DRAFTS
 @one_line_errors
 def chat(
@@ -144,7 +142,7 @@ def chat(
         from pass_runtime.cli.chat_loop import ChatLoop, Conversation
     request = opts.generate_options(options, reuse_prefix=True)
     drop = context_overflow == "drop-oldest"
-    session = opts.open_bundle(bundle, opts.load_options(options))
+    session = opts.open_bundle(bundle, LoadOptions(**options))
     loop = ChatLoop(session, request, Conversation(system), drop=drop, show_drafts=show_drafts)
     failed = loop.run()
     if failed and not sys.stdin.isatty():
@@ -168,11 +166,7 @@ def chat(
     help="Line n is sampled with this seed + n - 1.",
 )
 @opts.LOGPROBS
-@opts.LOGPROBS_MODE
-@opts.MAX_BATCH_SIZE
-@opts.SPECULATIVE_MAX_CONCURRENCY
-@opts.NO_PREFIX_CACHE
-@opts.engine_options
+@opts.load_flags("max_batch_size", "speculative_max_concurrency", "prefix_cache", "logprobs_mode")
 @click.option(
     "--retry-failed",
     is_flag=True,
@@ -207,7 +201,7 @@ def batch(
         from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
     # `results_of` submits two lines per slot.
-    opened = opts.load_options(options, max_queue=2 * MAX_SLOTS)
+    opened = LoadOptions(**options, max_queue=2 * MAX_SLOTS)
     model = model_identity(bundle, read_manifest(bundle))
     tally = run_batch(
         requests,
@@ -280,7 +274,7 @@ def batch(
 @click.option(
     "--breakdown", is_flag=True, help="Also time single passes of each plan, trunk and tail."
 )
-@opts.engine_options
+@opts.load_flags()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "-o",
@@ -339,7 +333,7 @@ def bench(bundle: Path, **options: Any) -> None:
     by_rows = RowsOptions(
         request.sampling, rows, batches or (1,), cached, whole_cache, request.repeat
     )
-    opened = opts.load_options(options, max_batch_size=max(batches, default=1), prefix_cache=False)
+    opened = LoadOptions(**options, max_batch_size=max(batches, default=1), prefix_cache=False)
     session = opts.open_bundle(bundle, opened)
 
     def save(report: dict[str, Any]) -> None:
@@ -363,7 +357,7 @@ def bench(bundle: Path, **options: Any) -> None:
 @click.option(
     "--device", help="Run all passes on this GPU, and show which it captures as CUDA graphs."
 )
-@opts.MAX_BATCH_SIZE
+@opts.flags_of(LoadOptions, "max_batch_size")
 @one_line_errors
 def inspect(
     bundle: Path, as_json: bool, verify: bool, device: str | None, max_batch_size: int | None

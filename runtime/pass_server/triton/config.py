@@ -7,12 +7,12 @@ The tensors are those of Triton's vLLM backend and of its OpenAI frontend, and a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pass_runtime import REQUEST_FIELDS, LoadOptions, PassError, RequestField
-from pass_server.serve_options import ServeOptions, check_drain
+from pass_runtime import REQUEST_FIELDS, LoadOptions, OptionField, PassError, RequestField
+from pass_server.serve_options import ListenOptions, ServeOptions
 
 Dtype = Literal["STRING", "BOOL", "INT32", "UINT32", "UINT64", "FP32"]
 
@@ -88,27 +88,30 @@ def outputs(*, tokens: bool) -> tuple[TensorSpec, ...]:
     return (OUTPUT_IDS if tokens else TEXT_OUTPUT, *OPTIONAL_OUTPUTS)
 
 
-LIMIT_NAMES = (
-    "max_queue",
-    "max_prompt_tokens",
-    "max_output_tokens",
-    "request_seconds",
-    "reuse_prefix",
-)
-"""The fields of `ServeOptions` that apply to a Triton model."""
-PARAMETER_TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("max_queue", "max_prompt_tokens", "max_output_tokens"), int),
-    **dict.fromkeys(("max_batch_size", "threads", "capacity", "speculative_max_concurrency"), int),
-    **dict.fromkeys(("request_seconds", "drain_seconds"), float),
-    **dict.fromkeys(("device", "logprobs_mode"), str),
-    **dict.fromkeys(("reuse_prefix", "weight_cache", "prefix_cache"), bool),
-}
-LOAD_NAMES = tuple(
-    f.name for f in fields(LoadOptions) if f.name in PARAMETER_TYPES and f.name not in LIMIT_NAMES
-)
-"""The fields of `LoadOptions` that a Triton model has as parameters."""
 DRAIN_SECONDS = 20.0
 """Less than Triton's default `--exit-timeout-secs`, 30 s, by which models are unloaded."""
+LOAD_PARAMETERS = {
+    name: field
+    for name, field in LoadOptions.option_fields().items()
+    if name not in ("max_queue", "verify")
+}
+LIMIT_PARAMETERS = {
+    name: ServeOptions.option_fields()[name]
+    for name in (
+        "max_queue",
+        "max_prompt_tokens",
+        "max_output_tokens",
+        "request_seconds",
+        "reuse_prefix",
+    )
+}
+PARAMETERS: Mapping[str, OptionField] = {
+    **LOAD_PARAMETERS,
+    **LIMIT_PARAMETERS,
+    "drain_seconds": replace(ListenOptions.option_fields()["drain_seconds"], default=DRAIN_SECONDS),
+}
+"""The options that a Triton model has as parameters: fields of `LoadOptions` and `ServeOptions`,
+and how long requests may go on after a signal."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +131,14 @@ class Settings:
 
 
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
-    """Make settings from values by the names in PARAMETER_TYPES; None means the default. Raises
-    PassError if a value is invalid."""
-    given = {name: value for name, value in values.items() if value is not None}
-    serve = ServeOptions(**{name: given[name] for name in LIMIT_NAMES if name in given})
-    opened = {name: given[name] for name in LOAD_NAMES if name in given}
+    """Make settings from values by the names in PARAMETERS. Raises PassError if a value is
+    invalid."""
+    limits = {name: values[name] for name in LIMIT_PARAMETERS if name in values}
+    opened = {name: values[name] for name in LOAD_PARAMETERS if name in values}
     load = LoadOptions(**{"max_batch_size": None, **opened})  # None: as LoadOptions says
-    drain_seconds = given.get("drain_seconds", DRAIN_SECONDS)
-    check_drain(drain_seconds)
-    return Settings(bundle, tokens, load, serve, drain_seconds)
+    drain_seconds = values.get("drain_seconds", DRAIN_SECONDS)
+    PARAMETERS["drain_seconds"].checked(drain_seconds)
+    return Settings(bundle, tokens, load, ServeOptions(**limits), drain_seconds)
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:
@@ -144,22 +146,26 @@ def read_settings(parameters: Mapping[str, str]) -> Settings:
     own = {name: value for name, value in parameters.items() if not name.isupper()}
     if not own.get("bundle"):
         raise PassError("config.pbtxt has no parameter `bundle`; write it with pass-export triton")
-    bundle, tokens = own.pop("bundle"), _read("tokens", own.pop("tokens", "false"), bool)
+    bundle, tokens = own.pop("bundle"), _read("tokens", own.pop("tokens", "false"), "flag")
     for name in own:
-        if name not in PARAMETER_TYPES:
+        if name not in PARAMETERS:
             raise PassError(
-                f"config.pbtxt: unknown parameter {name!r}; known: "
-                f"{', '.join(sorted(PARAMETER_TYPES))}"
+                f"config.pbtxt: unknown parameter {name!r}; known: {', '.join(sorted(PARAMETERS))}"
             )
     return make_settings(
         bundle,
         tokens=tokens,
-        **{name: _read(name, own[name], PARAMETER_TYPES[name]) for name in own},
+        **{name: _read(name, own[name], PARAMETERS[name].kind) for name in own},
     )
 
 
-def _read(name: str, text: str, kind: type) -> Any:
+def _read(name: str, text: str, kind: str) -> Any:
+    value_type = {"whole": int, "number": float, "flag": bool}.get(kind, str)
     try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        if kind == "flag":
+            return {"true": True, "false": False}[text.lower()]
+        return value_type(text)
     except (KeyError, ValueError):
-        raise PassError(f"config.pbtxt: {name} must be a {kind.__name__}, not {text!r}") from None
+        raise PassError(
+            f"config.pbtxt: {name} must be a {value_type.__name__}, not {text!r}"
+        ) from None

@@ -78,7 +78,7 @@ void GenerateOptions::check() const {
     // Throws if there is no such plan. `Core::choose` checks trees, which depend on the bundle.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both")
-        throw Error("unknown draft source '" + *draft + "': choose one of lookahead, ngram, both");
+        throw Error("draft must be one of lookahead, ngram, both, not '" + *draft + "'");
     require(min_tokens >= 0 && min_tokens <= max_new_tokens,
             "min-tokens must be 0 to max-new-tokens", std::to_string(min_tokens));
     std::size_t stop_bytes = 0;
