@@ -1,1 +1,2 @@
-"""Derives trunks for one engine from trunk.onnx. They share its weights file."""
+"""Derives faster trunks for one of ONNX Runtime's devices from trunk.onnx, the portable trunk. All
+share its weights file."""

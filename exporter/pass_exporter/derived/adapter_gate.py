@@ -1,16 +1,16 @@
 """Adds the adapter's results with GatedAdd, ONNX Runtime's own operator, in the trunks for CUDA.
 
-The portable trunk gathers the look-ahead rows, multiplies them by A and by B, pads the product to
-the whole window and adds it: five nodes in every adapted layer. Here all rows are multiplied, and
-GatedAdd adds those whose gate is 1: three nodes. On a GPU a row more costs nothing and a node a
-launch. A gate is 1 where an id selects a look-ahead embedding. (A draft's row has such an id too if
-there is no draft for it. Nothing that is emitted depends on that row.)
+The portable trunk gathers the look-ahead rows, multiplies them by the adapter's matrices A and B,
+pads the product to the whole window and adds it: five nodes in every adapted layer. Here all rows
+are multiplied, and GatedAdd adds to each row its product times the row's gate, 1 or 0: three nodes.
+That is faster, because on a GPU every node costs a kernel launch and some more rows cost nothing.
 
-What is added to other rows is 0 times a finite number, so they keep their values. In passes without
-look-ahead rows the three nodes would do nothing else; `drop_adapter` makes the graph for these.
+A row's gate is 1 if its id selects a look-ahead embedding. (The row of a draft has such an id too
+if there is no draft for it. No token that is emitted depends on that row.) To the other rows the
+node adds 0 times a finite number, so they keep their values.
 
-Where the adapter's rows are rounded to 8 bits, its nodes stay: all rows would be rounded a second
-time.
+In a layer that rounds the look-ahead rows to 8 bits for the adapter, the five nodes stay: the three
+would round all rows of the window a second time.
 """
 
 from __future__ import annotations
@@ -31,33 +31,30 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
     gate = by_id(graph, "adapter.gate", 0, 1, vocab_size)
     graph.insert_before(graph[0], gate)
     for pad in pads:
-        gather, nodes = _from_gather(pad)
-        if any(node.op_type == "DequantizeLinear" for node in nodes):
+        gather, products = _gather_and_products(pad)
+        if any(node.op_type == "DequantizeLinear" for node in products):
             continue
         rows = gather.inputs[0]
         assert rows is not None
         gather.outputs[0].replace_all_uses_with(rows)
-        for node in nodes:
-            node.outputs[0].shape = None  # it had the number of look-ahead rows
+        for node in products:
+            node.outputs[0].shape = None  # It had the number of look-ahead rows.
         (use,) = pad.outputs[0].uses()
-        add = use.node
-        gated = ir.node(
-            "GatedAdd", [add.inputs[1 - use.idx], pad.inputs[0], gate.outputs[0]], domain=DOMAIN
-        )
+        add, layer_result = use.node, use.node.inputs[1 - use.idx]
+        gated = ir.node("GatedAdd", [layer_result, pad.inputs[0], gate.outputs[0]], domain=DOMAIN)
         graph.insert_before(add, gated)
         take_place(add.outputs[0], gated.outputs[0])
         graph.remove([add, pad, gather], safe=True)
     graph.opset_imports[DOMAIN] = 1
 
 
-def _from_gather(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
-    """Return the Gather of the rows whose products `pad` pads, and the nodes after it, last
-    first."""
-    nodes: list[ir.Node] = []
+def _gather_and_products(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
+    """Return the Gather of the look-ahead rows, and all nodes between it and `pad`."""
+    products: list[ir.Node] = []
     value = pad.inputs[0]
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "Gather":
-            return node, nodes
-        nodes.append(node)
+            return node, products
+        products.append(node)
         value = node.inputs[0]
     raise AssertionError("the adapter's products do not begin with a Gather")

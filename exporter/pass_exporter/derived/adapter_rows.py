@@ -1,9 +1,9 @@
 """Makes the adapter, which applies to look-ahead rows only, cheaper in the trunks for the CPU.
 
-- The adapter's result is added to the look-ahead rows by a ScatterND. The portable trunk pads it
-  with zeros to a whole window and adds that: one node more, which moves all rows.
-- If the layer's input is rounded to 8 bits, the 8-bit codes of the look-ahead rows are gathered.
-  The portable trunk gathers the rows before rounding, and rounds them a second time.
+- A ScatterND adds the adapter's results to the look-ahead rows. The portable trunk has two nodes,
+  which touch all rows: it pads the results with zeros to the whole window, and adds that.
+- If the layer's input is rounded to 8 bits, the adapter gathers the look-ahead rows from the codes.
+  The portable trunk gathers the rows from the input itself, and rounds them a second time.
 """
 
 from __future__ import annotations
@@ -33,59 +33,55 @@ def scatter_adapter_results(graph: ir.Graph) -> None:
 
 
 def adapter_pads(graph: ir.Graph) -> list[ir.Node]:
-    """Return the nodes by which the portable trunk pads the adapter's products to whole windows."""
+    """Return the Pad nodes with which the portable trunk pads the adapter's products to whole
+    windows: those whose padding depends on the number of look-ahead rows."""
     rows = next((value for value in graph.inputs if value.name == LOOKAHEAD_ROWS), None)
-    return [] if rows is None else [node for node in graph if _pads_rows(node, rows)]
+    pads = [node for node in graph if node.op_type == "Pad"]
+    return [] if rows is None else [pad for pad in pads if _depends_on_shape(pad.inputs[1], rows)]
 
 
 def gather_codes(graph: ir.Graph) -> None:
-    """Replace Gather, QuantizeLinear by a Gather of codes where all rows have the same scale."""
+    """Replace Gather, QuantizeLinear by a Gather of codes, if another QuantizeLinear rounds all
+    rows with the same scale."""
     for node in [node for node in graph if node.op_type == "QuantizeLinear"]:
-        source = None if node.inputs[0] is None else node.inputs[0].producer()
-        if source is None or source.op_type != "Gather" or source.inputs[0] is None:
+        rows_gather = None if node.inputs[0] is None else node.inputs[0].producer()
+        if rows_gather is None or rows_gather.op_type != "Gather" or rows_gather.inputs[0] is None:
             continue
-        users = [use.node for use in source.inputs[0].uses()]
-        same = [
-            user
-            for user in users
-            if user.op_type == "QuantizeLinear" and _scale(user) == _scale(node)
+        readers = [use.node for use in rows_gather.inputs[0].uses()]
+        same_scale = [
+            reader
+            for reader in readers
+            if reader.op_type == "QuantizeLinear" and _scale(reader) == _scale(node)
         ]
-        if same:
-            gather = ir.node("Gather", [same[0].outputs[0], source.inputs[1]], source.attributes)
+        if same_scale:
+            codes, rows = same_scale[0].outputs[0], rows_gather.inputs[1]
+            gather = ir.node("Gather", [codes, rows], rows_gather.attributes)
             graph.insert_before(node, gather)
             node.outputs[0].replace_all_uses_with(gather.outputs[0])
-            graph.remove([node, source], safe=True)
+            graph.remove([node, rows_gather], safe=True)
 
 
 def _scale(node: ir.Node) -> float | None:
-    """Return the scale of a QuantizeLinear, None if it is not static."""
+    """Return the scale of a QuantizeLinear; None if it is not a constant."""
     scale = node.inputs[1]
     return None if scale is None or scale.const_value is None else float(scale.const_value.numpy())
 
 
-def _pads_rows(node: ir.Node, rows: ir.Value) -> bool:
-    """Whether a node pads a tensor from the look-ahead rows `rows` to the whole window."""
-    return node.op_type == "Pad" and _from_shape(node.inputs[1], rows)
-
-
-def _from_shape(value: ir.Value | None, rows: ir.Value) -> bool:
-    """Whether `value` is computed from the shape of `rows`."""
+def _depends_on_shape(value: ir.Value | None, source: ir.Value) -> bool:
+    """Whether `value` is computed from the shape of `source`."""
     node = None if value is None else value.producer()
     if node is None:
         return False
-    return (
-        rows in node.inputs
-        if node.op_type == "Shape"
-        else any(_from_shape(each, rows) for each in node.inputs)
-    )
+    if node.op_type == "Shape":
+        return source in node.inputs
+    return any(_depends_on_shape(each, source) for each in node.inputs)
 
 
 def _row_indices(graph: ir.Graph) -> ir.Value:
-    """[B,A,2]: the slot and the row of each look-ahead row. Its nodes begin the graph."""
-    rows, length = (
-        next(each for each in graph.inputs if each.name == name)
-        for name in (LOOKAHEAD_ROWS, "length")
-    )
+    """Return the indices [B,A,2] of the A look-ahead rows of every slot: slot and row. The nodes
+    that compute them are put at the beginning of the graph."""
+    inputs = {value.name: value for value in graph.inputs}
+    rows, length = inputs[LOOKAHEAD_ROWS], inputs["length"]
     nodes: list[ir.Node] = []
 
     def constant(name: str, value: int | list[int]) -> ir.Value:

@@ -2,10 +2,10 @@
 one for batches, and if there is an adapter, each also in a version for passes without look-ahead
 rows.
 
-They have the inputs, outputs and weights file of trunk.onnx, and equal results up to rounding. The
-results of one graph are bit for bit the same for every window width and, for batches, for every
-batch size and every capacity that is a multiple of 64. In the graph for batches, a model without
-groups needs spare rows for this.
+They have the inputs, outputs and weights file of trunk.onnx, and the same results up to rounding.
+The results of one graph are bit for bit the same for every window width. Those of a graph for
+batches are also the same for every batch size, and for every capacity that is a multiple of 64; for
+this, a model with as many key heads as heads needs spare query rows (`trunk.pad_queries`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pass_exporter.trunk.pad_queries import pad_queries
 from pass_runtime.bundle.manifest import DerivedTrunk
 
 BATCHED_STEM, SINGLE_STEM = "trunk.cpu", "trunk.cpu.one"
+"""The file names, without suffixes, of the trunks for batches and for one sequence."""
 
 
 def write_trunks_for_cpu(
@@ -38,12 +39,12 @@ def write_trunks_for_cpu(
     *,
     spare_rows: bool,
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the derived graphs to `directory`. They share the weights file of `trunk`, the
-    portable graph without spare rows.
+    """Write the derived graphs to `directory`, and return their manifest entries.
 
-    spare_rows: whether attention without groups gets spare rows, so that windows of all widths
-    agree bit for bit.
+    trunk: the portable graph without spare rows, whose weights file the derived graphs share.
     windows: each layer's sliding window in positions, None if the layer has none.
+    spare_rows: whether attention with as many key heads as heads gets spare rows, so that windows
+    of all widths agree bit for bit.
     """
     model = trunk.clone()
     split_heads_together(model.graph)
@@ -57,29 +58,30 @@ def write_trunks_for_cpu(
     return derived
 
 
-def _write(model: ir.Model, name: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
-    """Write a graph for all passes and, with an adapter, one for passes without look-ahead rows.
+def _write(model: ir.Model, stem: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
+    """Rewrite what is not attention, and write the graph for all passes and, if there is an
+    adapter, the one for passes without look-ahead rows.
 
-    name: the path of the files without their suffixes.
+    stem: the path of the files without their suffixes. batch: 1 if the graph is for one sequence.
     """
     unsigned_activations(model.graph)
     zero_points = add_weight_zero_points(model.graph)
     gather_codes(model.graph)
-    # Before norms are fused: the adapter's Adds would be taken for residuals.
+    # Before `fuse_residual_norms`, which would take the adapter's Adds for residual Adds.
     scatter_adapter_results(model.graph)
     fuse_residual_norms(model.graph)
     derived = DerivedTrunk(
-        file=f"{name.name}.onnx",
+        file=f"{stem.name}.onnx",
         device="cpu",
         batch=batch,
         lookahead_rows=True,
         weight_zero_points=zero_points,
     )
-    _save(model, name.with_name(derived.file))
+    _save(model, stem.with_name(derived.file))
     if not drop_adapter(model.graph, "ScatterND"):
         return (derived,)
-    plain = derived.model_copy(update={"file": f"{name.name}.plain.onnx", "lookahead_rows": False})
-    _save(model, name.with_name(plain.file))
+    plain = derived.model_copy(update={"file": f"{stem.name}.plain.onnx", "lookahead_rows": False})
+    _save(model, stem.with_name(plain.file))
     return derived, plain
 
 

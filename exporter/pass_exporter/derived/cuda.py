@@ -2,14 +2,17 @@
 allow: one for a single sequence and one for batches and, if there is an adapter, each also in a
 version for passes without look-ahead rows.
 
-A pass of few rows takes a GPU little longer than launching its nodes does, 2 to 4 microseconds each
-on an H200. So here a layer of a Llama has 9 nodes, or 18 for batches; in the portable trunk it has
-26. For one sequence attention is a GroupQueryAttention, which reads the cache where it is.
-`Attention` with a mask copies K and V out to all query heads.
+A pass of few rows takes a GPU little longer than launching the kernels of its nodes, which takes 2
+to 4 microseconds for each node on an H200. So a layer of a Llama has 9 nodes here, or 18 in the
+trunk for batches; in the portable trunk it has 26.
 
-GroupQueryAttention reads `total_sequence_length` on the host, so in a pass that is captured as a
-CUDA graph it cannot be the length of the text. It is the capacity, which is a shape; `seqlens_k`,
-on the device, gives the number of valid entries minus one, and entries after these are not read.
+For one sequence, attention is a GroupQueryAttention: it reads the KV cache in place, while
+`Attention` with a mask first copies K and V for every query head. GroupQueryAttention takes two
+lengths. It reads `total_sequence_length` on the host, so this cannot be the length of the text: a
+captured CUDA graph would keep the value of the pass in which it was captured. It is the capacity,
+which is the size of an input. `seqlens_k`, on the device, is the number of valid entries minus one;
+the entries after these are not read.
+
 The operator has kernels for 16-bit dtypes only. It refuses batches of windows with several rows
 ("batch_size must be 1 when sequence_length > 1 and past context is given", a check that its CPU and
 CUDA kernels share), so the trunk for batches has the portable trunk's attention and masks.
@@ -34,7 +37,7 @@ from pass_exporter.derived.group_query import (
     MIN_TABLE_ROWS,
     Layer,
     qkv_rows,
-    read_layer,
+    read_layers,
     replace_value,
     rotation_tables,
 )
@@ -51,11 +54,11 @@ from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.manifest import DerivedTrunk
 
 SINGLE_STEM, BATCHED_STEM = "trunk.cuda.one", "trunk.cuda"
-
+"""The file names, without suffixes, of the trunks for one sequence and for batches."""
 PLAIN_MAX_BYTES = 2 << 30
-"""The largest weights, in bytes, for which there is also a trunk without the adapter: a session
-that opens both holds the weights on the device twice. A pass over larger weights takes longer than
-the launches that it would save."""
+"""The largest size of the weights for which there is also a trunk without the adapter. Opening both
+trunks puts the weights on the device twice, and a pass over larger weights takes so long that the
+saved launches do not matter."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class _SharedInputs:
 
     sizes: `seqlens_k` [1], the number of valid entries minus one, and `total_sequence_length`, the
     capacity.
-    tables: cos and sin, by `Layer.cos_sin`. positions: [1,Q].
-    biases: the masks [1,1,Q,S] as numbers that are added to scores, by `Layer.window`.
+    tables: the tables of cos and sin (`rotation_tables`), by `Layer.cos_sin`.
+    positions: [1,Q], of the window's rows.
+    biases: what is added to the attention scores [1,1,Q,S] to mask entries, by `Layer.window`.
     """
 
     sizes: Sequence[ir.Value]
@@ -81,13 +85,13 @@ def write_trunks_for_cuda(
     max_capacity: int,
     windows: Sequence[int | None],
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the graphs to `directory`: for one sequence and for batches and, if the model has an
-    adapter and its weights are small, each also for passes without look-ahead rows. They share the
-    weights file of `trunk`, the portable graph without spare rows.
+    """Write the derived graphs to `directory`, and return their manifest entries. Those for passes
+    without look-ahead rows are left out if the weights are larger than PLAIN_MAX_BYTES.
 
-    windows: each layer's sliding window in positions, None if the layer has none. Raises
-    UnsupportedAttention, and writes nothing, if GroupQueryAttention cannot compute the model's
-    attention.
+    trunk: the portable graph without spare rows, whose weights file the derived graphs share.
+    windows: each layer's sliding window in positions, None if the layer has none.
+    Raises UnsupportedAttention, and writes nothing, if GroupQueryAttention cannot compute the
+    model's attention.
     """
     model = _copy(trunk)
     norm_before_transpose(model.graph)
@@ -100,6 +104,7 @@ def write_trunks_for_cuda(
 
 
 def _copy(trunk: ir.Model) -> ir.Model:
+    """Return a copy of the portable trunk in which one Split makes q, k and v of their product."""
     model = trunk.clone()
     split_by_one_node(model.graph)
     add_biases_before_split(model.graph)
@@ -109,12 +114,15 @@ def _copy(trunk: ir.Model) -> ir.Model:
 def _write(
     model: ir.Model, stem: Path, batch: Literal[1] | None, vocab_size: int
 ) -> tuple[DerivedTrunk, ...]:
-    """Rewrite what is not attention, and write the graph with the adapter and, if there is one,
-    that without it. stem: the path of the files without their suffixes."""
+    """Rewrite what is not attention, and write the graph for all passes and, if there is an adapter
+    and the weights are small, the one for passes without look-ahead rows.
+
+    stem: the path of the files without their suffixes. batch: 1 if the graph is for one sequence.
+    """
     graph = model.graph
     join_embedding_tables(graph, vocab_size)
     remove_index_conversions(graph)
-    # Before norms are fused: the adapter's Adds would be taken for residuals.
+    # Before `fuse_residual_norms`, which would take the adapter's Adds for residual Adds.
     gate_adapter_results(graph, vocab_size)
     fuse_residual_norms(graph)
     fuse_silu_products(graph)
@@ -138,8 +146,7 @@ def _save(model: ir.Model, path: Path) -> None:
 
 
 def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> None:
-    attentions = [node for node in model.graph if node.op_type == "Attention"]
-    layers = [read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
+    layers = read_layers(model.graph, windows)
     shared = _shared_inputs(model, layers, max_capacity)
     for layer in layers:
         _replace(model.graph, layer, shared)
@@ -149,18 +156,19 @@ def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int
 def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
     """Add the nodes that compute the shared inputs, at the beginning of the graph.
 
-    Sizes are on the host, and a node that computes with sizes and tensors of the device would need
-    a copy. So what depends on a size is sliced from a constant, or is a shape.
+    ONNX Runtime computes shapes on the host, so a node that reads both a size and a tensor of the
+    device would need a copy of the size. Therefore sizes are used only as bounds of a Slice of a
+    constant, or as shapes.
     """
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     length, row_position, mask = inputs["length"], inputs["row_position"], inputs["window_mask"]
-    dtype = layers[0].past[0].dtype
-    assert dtype is not None
+    assert layers[0].past[0].dtype is not None
+    float_dtype = layers[0].past[0].dtype.numpy()
     nodes: list[ir.Node] = []
 
-    def constant(name: str, value: npt.ArrayLike, numbers: npt.DTypeLike = np.int64) -> ir.Value:
-        return initializer(graph, f"group_query.{name}", np.array(value, numbers))
+    def constant(name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> ir.Value:
+        return initializer(graph, f"group_query.{name}", np.array(value, dtype))
 
     def add(op: str, *values: ir.Value, **attributes: int | str | ir.TensorProtocol) -> ir.Value:
         nodes.append(ir.node(op, values, attributes))
@@ -172,7 +180,8 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     entries = max(max_capacity, MIN_TABLE_ROWS)
     width = add("Shape", row_position)  # [1]: Q
     capacity = add("Shape", layers[0].past[0], start=2, end=3)  # [1]: S
-    # Element Q of this table is Q - 1; with the largest step, Slice takes this element alone.
+    # [1]: Q - 1, which is element Q of the constant. A Slice from Q on with the largest step takes
+    # this element alone.
     last_row = add(
         "Slice", constant("last_row", np.arange(-1, entries), np.int32), width, end, zero, end
     )
@@ -180,33 +189,30 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     total_length = add("Cast", capacity, to=ir.DataType.INT32)
     positions = add("Add", add("Unsqueeze", length, one), row_position)  # [1,Q]
 
-    seen, unseen = (
-        constant(name, np.full((1, 1, 1, 1), value), dtype.numpy())
-        for name, value in (("seen", 0), ("unseen", np.finfo(dtype.numpy()).min))
-    )
-    window = add("Where", mask, seen, unseen)  # [1,1,Q,Q]
-    shape = add("Concat", one, one, width, capacity, axis=0)
-    all_seen = add("Expand", seen, shape)
-    bias = add("TensorScatter", all_seen, window, length, axis=3, mode="linear")  # [1,1,Q,S]
+    seen = constant("seen", np.zeros((1, 1, 1, 1)), float_dtype)
+    unseen = constant("unseen", np.full((1, 1, 1, 1), np.finfo(float_dtype).min), float_dtype)
+    window_bias = add("Where", mask, seen, unseen)  # [1,1,Q,Q]
+    all_seen = add("Expand", seen, add("Concat", one, one, width, capacity, axis=0))
+    # [1,1,Q,S]: rows see all of the text; what follows the window is not read.
+    bias = add("TensorScatter", all_seen, window_bias, length, axis=3, mode="linear")
     biases: dict[int | None, ir.Value] = {None: bias}
     sliding = sorted({layer.window for layer in layers if layer.window is not None})
     if sliding:
-        # [1,S]
-        columns = add("Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one)
-        # Their positions
-        columns = add("TensorScatter", columns, positions, length, axis=1, mode="linear")
+        # [1,S]: the position of each entry, which in the text is its index
+        indices = add("Slice", constant("columns", np.arange(entries)[None]), zero, capacity, one)
+        columns = add("TensorScatter", indices, positions, length, axis=1, mode="linear")
         distance = add("Sub", add("Unsqueeze", positions, constant("two", [2])), columns)  # [1,Q,S]
         for size in sliding:
             near = add("Less", distance, constant(f"{size}", size))
             biases[size] = add("Where", near, bias, unseen)
-    pairs = dict.fromkeys(layer.cos_sin for layer in layers)
-    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(pairs)}
+    tables = rotation_tables(model, layers, max_capacity)
     graph.insert_before(graph[0], nodes)
     return _SharedInputs([seqlens_k, total_length], tables, positions, biases)
 
 
 def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
     inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
+    # The inputs for k and v are left out if the first is the merged product.
     inputs += [*[None] * (3 - len(inputs)), *layer.past]
     inputs += [
         *shared.sizes,

@@ -1,7 +1,7 @@
-"""Looks every id up in one table, and gathers rows without converting their indices.
+"""Looks every id of a window up in one embedding table, for the trunks for CUDA.
 
 The portable trunk has a table for the vocabulary, which the LM head may share, and one for the
-look-ahead embeddings. It looks every id up in both and chooses, in eight nodes.
+look-ahead embeddings. It looks every id up in both and chooses one of the results, in eight nodes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ LOOKAHEAD_TABLE = "lookahead_embeddings"
 
 
 def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
-    """Replace the two look-ups and the choice by one look-up in both tables joined, [V+L,H].
+    """Replace the two look-ups and the choice by one look-up in the joined table [V+L,H].
 
-    ONNX Runtime joins them once, when it opens the session, because both are constants, and then
-    frees the separate tables. (An LM head that shares the table reads a transposed copy anyway.)
-    Gemma multiplies rows of the vocabulary by a number; a second look-up gives each row's factor.
+    ONNX Runtime joins the two tables once, when it opens the session, because both are constants,
+    and then frees them. (An LM head that shares the vocabulary's table reads a transposed copy
+    anyway.) Gemma multiplies the embeddings of tokens, and not those of look-ahead rows, by a
+    factor: there a second look-up gives the factor of each row.
     """
     lookahead_table = graph.initializers[LOOKAHEAD_TABLE]
     (use,) = lookahead_table.uses()
@@ -32,8 +33,8 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
         factor = look_up.inputs[1]
         look_up = _producer(look_up.inputs[0])
     assert look_up.op_type == "Gather"
-    nodes = [ir.node("Concat", [look_up.inputs[0], lookahead_table], {"axis": 0})]
-    nodes.append(ir.node("Gather", [nodes[-1].outputs[0], window_ids(graph)], {"axis": 0}))
+    joined = ir.node("Concat", [look_up.inputs[0], lookahead_table], {"axis": 0})
+    nodes = [joined, ir.node("Gather", [joined.outputs[0], window_ids(graph)], {"axis": 0})]
     if factor is not None:
         assert factor.const_value is not None
         factors = by_id(
@@ -47,9 +48,12 @@ def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
 def by_id(
     graph: ir.Graph, name: str, of_token: npt.ArrayLike, of_lookahead: float, vocab_size: int
 ) -> ir.Node:
-    """Return a node, not yet in the graph, that computes [B,Q,1]: `of_token` for ids of tokens, and
-    `of_lookahead` for those of look-ahead embeddings. A look-up in a table of both numbers, called
-    `name`, takes fewer nodes than comparing ids."""
+    """Return a node that computes a number for each row of the window, [B,Q,1]: `of_token` if the
+    row's id is a token, `of_lookahead` if it selects a look-ahead embedding. The caller inserts the
+    node into the graph.
+
+    It looks the ids up in a new constant `name`, which takes fewer nodes than comparing them.
+    """
     lookahead_table = graph.initializers[LOOKAHEAD_TABLE]
     shape, dtype = lookahead_table.shape, lookahead_table.dtype
     assert shape is not None and dtype is not None
@@ -59,7 +63,7 @@ def by_id(
 
 
 def window_ids(graph: ir.Graph) -> ir.Value:
-    """Return the input of the window's ids, [B,Q]."""
+    """Return the graph's input with the ids of the window's rows, [B,Q]."""
     return next(value for value in graph.inputs if value.name == "input_ids")
 
 
@@ -70,8 +74,8 @@ def _producer(value: ir.Value | None) -> ir.Node:
 
 
 def remove_index_conversions(graph: ir.Graph) -> None:
-    """Let each Gather read its row indices directly: remove torch's Reshape to [-1] and Cast to
-    int64 if the indices are an input that is [n] int64 already."""
+    """Let each Gather of rows read its indices directly: bypass the Reshape to [-1] and the Cast to
+    int64 of torch's exporter if the indices are an input of the graph, and [n] int64 already."""
     inputs = {*graph.inputs}
     for cast in [node for node in graph if node.op_type == "Cast"]:
         reshape = None if cast.inputs[0] is None else cast.inputs[0].producer()

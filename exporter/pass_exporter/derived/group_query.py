@@ -1,14 +1,15 @@
-"""Replaces attention by ONNX Runtime's GroupQueryAttention in a trunk for one sequence.
+"""Replaces attention by ONNX Runtime's GroupQueryAttention in the CPU trunk for one sequence.
+`derived.cuda` uses parts of this for the CUDA trunk.
 
-This one node reads the merged product of q, k and v, rotates, writes the cache in place and
-attends. The portable trunk has eleven nodes for it. The operator's time depends on the valid
-entries of the cache, not on the capacity. It does not accept batches of windows with several rows,
-so such a trunk serves one slot.
+This node reads the merged product of q, k and v, rotates q and k, writes the KV cache in place and
+attends, for which the portable trunk has eleven nodes. Its time depends on the number of valid
+cache entries, not on the capacity. It does not accept batches of windows with several rows, so a
+trunk with it serves one slot.
 
-Its results are bit for bit the same for all window widths from two rows on; a single row is rounded
-differently. So a window of one row gets a spare row in attention, which has the same position and
-is dropped from the result. The spare row's K/V are written into the entry after the window, so the
-cache must have room for one more entry.
+On the CPU, its results are bit for bit the same for all window widths from two rows on, but a
+single row is rounded differently. So a window of one row gets a spare row in attention, which has
+the same position and is dropped from the result. The spare row's K/V are written into the entry
+after the window, so the cache must have room for one more entry.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ DOMAIN = "com.microsoft"
 HEAD_SIZE_MULTIPLE = 16
 """The operator rotates only heads whose size is a multiple of this."""
 MIN_TABLE_ROWS = 2048
-"""The fewest positions in the tables of cos and sin: checks exceed a tiny model's capacity."""
+"""The smallest number of positions in the tables of cos and sin: an export's checks of a tiny model
+use more positions than its capacity."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """The attention of one layer in the portable trunk.
 
-    rotary: the RotaryEmbedding of q; that of k has the same inputs and attributes.
-    by_head: q, k and v [B,Q,heads,D] before they are rotated.
-    past, present: the cache inputs and outputs, of keys and of values.
-    result: [B,Q,H*D].
+    attention: the node. rotary: the RotaryEmbedding of q; that of k has the same cos, sin and
+    attributes.
+    by_head: q, k and v [B,Q,heads,D], not yet rotated.
+    past, present: the layer's cache of keys and of values, as inputs and as outputs of the trunk.
+    heads, kv_heads: the number of heads of q, and of k and v.
+    result: the rows [B,Q,H*D] that the output projection reads.
     window: the sliding window in positions, None if the layer has none.
     """
 
@@ -65,7 +69,7 @@ class Layer:
 
     @property
     def cos_sin(self) -> tuple[ir.Value | None, ...]:
-        """The values of cos and sin. Layers with another RoPE base have others."""
+        """The graph's values of cos and sin: layers with the same RoPE base share them."""
         return tuple(self.rotary.inputs[1:3])
 
 
@@ -73,13 +77,14 @@ class Layer:
 class _SharedInputs:
     """Inputs of GroupQueryAttention that layers share, and the spare row.
 
-    sizes: `seqlens_k`, the number of valid entries minus one, then `total_sequence_length`, the
-    number itself.
-    tables: cos and sin, by `Layer.cos_sin`.
-    positions: [1,Q].
-    biases: the masks [1,1,Q,entries] as floats, by `Layer.window`.
-    spare_row_pads: [6], `pads` by which Pad adds the spare row to [B,Q,N] if the window has one
-    row, and else nothing.
+    sizes: `seqlens_k`, the number of valid entries after the pass minus one, and
+    `total_sequence_length`, that number itself.
+    tables: the tables of cos and sin (`rotation_tables`), by `Layer.cos_sin`.
+    positions: [1,Q], of the window's rows.
+    biases: what is added to the attention scores [1,1,Q,entries] to mask entries, by
+    `Layer.window`.
+    spare_row_pads: [6], the input `pads` with which a Pad adds the spare row to [B,Q,N] if the
+    window has one row, and otherwise adds nothing.
     width: [1], the number of rows without the spare row.
     """
 
@@ -98,28 +103,30 @@ class UnsupportedAttention(Exception):
 def use_group_query_attention(
     model: ir.Model, max_capacity: int, windows: Sequence[int | None]
 ) -> bool:
-    """Replace every Attention, its rotations and its cache writes. Return False if it cannot.
+    """Replace every Attention with its rotations and cache writes. Return False, and change
+    nothing, if the operator cannot compute the model's attention.
 
-    model: the portable trunk without spare rows. windows: each layer's sliding window in positions,
-    or None.
+    model: the portable trunk without spare rows. windows: as in `read_layers`.
     """
-    graph = model.graph
-    attentions = [node for node in graph if node.op_type == "Attention"]
     try:
-        layers = [
-            read_layer(node, window) for node, window in zip(attentions, windows, strict=True)
-        ]
+        layers = read_layers(model.graph, windows)
     except UnsupportedAttention:
         return False
     shared = _shared_inputs(model, layers, max_capacity)
     for layer in layers:
-        _replace(graph, layer, shared)
-    graph.opset_imports[DOMAIN] = 1
+        _replace(model.graph, layer, shared)
+    model.graph.opset_imports[DOMAIN] = 1
     return True
 
 
-def read_layer(attention: ir.Node, window: int | None) -> Layer:
-    """Find the nodes of a layer's attention. Raises UnsupportedAttention if others are there."""
+def read_layers(graph: ir.Graph, windows: Sequence[int | None]) -> list[Layer]:
+    """Find the attention of every layer. Raises UnsupportedAttention if the operator cannot compute
+    it. windows: each layer's sliding window in positions, None if the layer has none."""
+    attentions = [node for node in graph if node.op_type == "Attention"]
+    return [_read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
+
+
+def _read_layer(attention: ir.Node, window: int | None) -> Layer:
     queries, keys, values, _ = attention.inputs
     writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
     rotary, key_rotary = (
@@ -150,14 +157,14 @@ def read_layer(attention: ir.Node, window: int | None) -> Layer:
 
 
 def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
-    """Return q, k and v: one product [B,Q,(H+2*KVH)*D] if they are merged, else [B,Q,heads*D]
-    each."""
+    """Return q, k and v as the operator reads them: one product [B,Q,(H+2*KVH)*D] if a Split of it
+    makes all three, and else three values [B,Q,heads*D]."""
     flat = []
     for value in layer.by_head:
-        maker = value.producer()
-        if maker is not None and maker.op_type == "Reshape":
-            flat.append(_required(maker.inputs[0]))
-        else:  # The model normalizes q or k by head.
+        producer = value.producer()
+        if producer is not None and producer.op_type == "Reshape":
+            flat.append(_required(producer.inputs[0]))
+        else:  # The model normalizes the heads of q or k, so they have to be joined again.
             shape = initializer(graph, "group_query.flat", np.array([0, 0, -1]))
             reshape = ir.node("Reshape", [value, shape])
             graph.insert_before(layer.attention, reshape)
@@ -184,23 +191,24 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 
     zero, one = constant("zero", [0]), constant("one", [1])
     width = add("Shape", row_position)  # [1]
-    # [1]: 1 if width is 1, else 0.
+    # [1]: the number of spare rows, 1 if the window has one row, else 0. Q includes it below.
     spare = add("Cast", add("Less", width, constant("two", [2])), to=ir.DataType.INT64)
     total = add("Add", add("Add", length, width), spare)  # [1]: valid entries after the pass
     seqlens_k = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
+    # [Q]: positions relative to `length`. The mode "edge" gives the spare row that of the last row.
     rows = add("Pad", row_position, add("Concat", zero, spare, axis=0), mode="edge")
     positions = add("Unsqueeze", add("Add", length, rows), zero)  # [1,Q]
     unseen = constant("unseen", np.finfo(np.float32).min, np.float32)
     seen = constant("seen", 0, np.float32)
-    bias = add("Where", mask, seen, unseen)  # [Q,Q]
+    bias = add("Where", mask, seen, unseen)
+    # The spare row sees what the last row sees, and no row sees the spare row's entry: [Q,Q].
     bias = add("Pad", bias, add("Concat", zero, zero, spare, zero, axis=0), mode="edge")
     bias = add("Pad", bias, add("Concat", zero, zero, zero, spare, axis=0), unseen)
-    # All rows see the entries before the window, whose positions relative to `length` are `before`:
-    # -length..-1.
-    bias = add("Pad", bias, add("Concat", zero, length, zero, zero, axis=0), seen)
+    # All rows see the entries before the window, at positions -length..-1 relative to `length`.
+    bias = add("Pad", bias, add("Concat", zero, length, zero, zero, axis=0), seen)  # [Q,entries]
     before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
-    # [Q,entries]
+    # [Q,entries]: the position of the row minus that of the entry
     distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))
     biases = {}
     for size in dict.fromkeys(layer.window for layer in layers):
@@ -211,8 +219,7 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
         )
         biases[size] = add("Unsqueeze", near, constant("outer_axes", [0, 1]))  # [1,1,Q,entries]
     spare_row_pads = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
-    pairs = dict.fromkeys(layer.cos_sin for layer in layers)
-    tables = {pair: rotation_tables(model, pair, i, max_capacity) for i, pair in enumerate(pairs)}
+    tables = rotation_tables(model, layers, max_capacity)
     graph.insert_before(graph[0], nodes)
     return _SharedInputs(
         [seqlens_k, total_length], tables, positions, biases, spare_row_pads, width
@@ -220,44 +227,41 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 
 
 def rotation_tables(
-    model: ir.Model, cos_sin: tuple[ir.Value | None, ...], index: int, max_capacity: int
-) -> list[ir.Value]:
-    """cos and sin [positions,R/2] of every position, computed by running the trunk's own nodes.
+    model: ir.Model, layers: Sequence[Layer], max_capacity: int
+) -> dict[tuple[ir.Value | None, ...], list[ir.Value]]:
+    """Return constants with cos and sin [positions,R/2] of every position, by `Layer.cos_sin`. They
+    are computed by running the trunk's own nodes.
 
-    The operator needs a row for every valid entry and for the spare row. index: a part of the
-    tables' names.
+    The operator needs a table row for every valid entry and for the spare row.
     """
-    values = [value for value in cos_sin if value is not None]
-    part = extract(model.graph, ["length", "row_position"], [str(value.name) for value in values])
-    proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     positions = np.arange(max(max_capacity + 1, MIN_TABLE_ROWS))
     feed = {"length": np.zeros(1, np.int64), "row_position": positions}
-    tables = session.run(None, feed)
-    return [
-        initializer(model.graph, f"group_query.{name}{index}", np.ascontiguousarray(table[0]))
-        for name, table in zip(("cos", "sin"), tables, strict=True)
-    ]
+    constants = {}
+    for index, cos_sin in enumerate(dict.fromkeys(layer.cos_sin for layer in layers)):
+        names = [str(value.name) for value in cos_sin if value is not None]
+        part = extract(model.graph, ["length", "row_position"], names)
+        proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version)).SerializeToString()
+        session = ort.InferenceSession(proto, providers=["CPUExecutionProvider"])
+        constants[cos_sin] = [
+            initializer(model.graph, f"group_query.{name}{index}", np.ascontiguousarray(table[0]))
+            for name, table in zip(("cos", "sin"), session.run(None, feed), strict=True)
+        ]
+    return constants
 
 
 def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
     padded = [ir.node("Pad", [rows, shared.spare_row_pads]) for rows in qkv_rows(graph, layer)]
-    rows: list[ir.Value | None] = [
-        *(node.outputs[0] for node in padded),
-        *[None] * (3 - len(padded)),
-    ]
-    common = [
+    inputs: list[ir.Value | None] = [node.outputs[0] for node in padded]
+    # The inputs for k and v are left out if the first is the merged product.
+    inputs += [*[None] * (3 - len(inputs)), *layer.past]
+    inputs += [
         *shared.sizes,
         *shared.tables[layer.cos_sin],
         shared.positions,
         shared.biases[layer.window],
     ]
     attended = ir.node(
-        "GroupQueryAttention",
-        [*rows, *layer.past, *common],
-        layer.attributes,
-        domain=DOMAIN,
-        num_outputs=3,
+        "GroupQueryAttention", inputs, layer.attributes, domain=DOMAIN, num_outputs=3
     )
     zero, axis = (
         initializer(graph, f"group_query.{name}", np.array([n]))
@@ -271,16 +275,17 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
 
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Make all readers of `old` read `new`, which also takes its place as an output."""
-    for place, output in enumerate(graph.outputs):
+    """Make all readers of `old` read `new`. If `old` is an output of the graph, `new` becomes that
+    output, with its name."""
+    for index, output in enumerate(graph.outputs):
         if output is old:
-            graph.outputs[place] = new
+            graph.outputs[index] = new
             new.name, old.name = old.name, None
     take_place(old, new)
 
 
 def _result(attention: ir.Node) -> ir.Value:
-    """Return the rows [B,Q,H*D] that the output projection reads."""
+    """Return `Layer.result`: what a Transpose and a Reshape make of the attention's output."""
     value = attention.outputs[0]
     for op_type in ("Transpose", "Reshape"):
         users = [use.node for use in value.uses()]
@@ -291,7 +296,7 @@ def _result(attention: ir.Node) -> ir.Value:
 
 
 def _size(value: ir.Value, axis: int) -> int:
-    """Return a static size of [B,heads,Q,D]."""
+    """Return the size of [B,heads,Q,D] along an axis on which it is static."""
     size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
         raise UnsupportedAttention
@@ -299,6 +304,8 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
+    """Return the node that computes `value`. Raises UnsupportedAttention if it is of another
+    type."""
     node = _required(value).producer()
     if node is None or node.op_type != op_type:
         raise UnsupportedAttention

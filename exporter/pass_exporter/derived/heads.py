@@ -1,8 +1,8 @@
-"""Splits the merged product of q, k and v into heads with fewer nodes.
+"""Splits the merged product of q, k and v into heads with fewer nodes, in derived trunks.
 
 The portable trunk splits the product, and reshapes, transposes and rotates each part separately.
-These nine nodes move little data, but each costs microseconds, because the layer's weights have
-just evicted everything else from the CPU's caches.
+These nine nodes move little data, but each costs microseconds on a CPU, because the layer's weights
+have just evicted everything else from its caches.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import onnx_ir as ir
 from pass_exporter.trunk.graph import initializer, take_place
 
 HEADS_FIRST = (0, 2, 1, 3)
+"""The `perm` of a Transpose [B,Q,heads,D] -> [B,heads,Q,D]."""
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads `value` [B,count,Q,size] of q, k or v. rotary: the node that rotates it, or
-    None."""
+    """The heads of q, k or v as attention reads them: `value` [B,count,Q,size].
+
+    rotary: the node that rotates them, or None, as for v.
+    """
 
     value: ir.Value
     rotary: ir.Node | None
@@ -30,10 +33,9 @@ class _Heads:
 
 def split_heads_together(graph: ir.Graph) -> None:
     """Replace Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split,
-    RotaryEmbedding, Split.
+    RotaryEmbedding, Split. q and k are rotated together, and split afterwards.
 
-    It skips layers that compute something between the product and the rotation of q and k, such as
-    a norm.
+    Layers that compute something between the product and the rotation, such as a norm, stay.
     """
     for split in [node for node in graph if node.op_type == "Split" and len(node.outputs) == 3]:
         q, k, v = (_heads(part) for part in split.outputs)
@@ -42,10 +44,11 @@ def split_heads_together(graph: ir.Graph) -> None:
 
 
 def norm_before_transpose(graph: ir.Graph) -> None:
-    """Replace Transpose, RMSNormalization over D by RMSNormalization, Transpose.
+    """Replace Transpose, RMSNormalization over D by RMSNormalization, Transpose. The results are
+    bit for bit the same.
 
-    Gemma3 has its norms of q and k after the Transpose, Qwen3 before it. The results are bit for
-    bit the same.
+    Gemma3 has its norms of q and k after the Transpose, Qwen3 before it. Other rewrites expect
+    Qwen3's order.
     """
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         source, scale = norm.inputs
@@ -60,8 +63,8 @@ def norm_before_transpose(graph: ir.Graph) -> None:
 
 
 def split_heads_by_constant(graph: ir.Graph) -> None:
-    """Give every Reshape [B,Q,heads*D] -> [B,Q,heads,D] a constant shape, in which 0 keeps a size.
-    torch's exporter has computed B and Q."""
+    """Give every Reshape [B,Q,heads*D] -> [B,Q,heads,D] the constant shape [0,0,-1,D], in which 0
+    keeps a size. This removes the nodes with which the portable trunk computes B and Q."""
     for node in [node for node in graph if node.op_type == "Reshape"]:
         rows, shape = node.inputs
         sizes = None if shape is None else shape.producer()
@@ -91,6 +94,7 @@ def puts_heads_first(node: ir.Node) -> bool:
 
 
 def _heads(part: ir.Value) -> _Heads | None:
+    """Follow q, k or v from the Split to the attention; None if other nodes are between."""
     reshape = only_user(part, "Reshape")
     transpose = only_user(reshape.outputs[0], "Transpose") if reshape is not None else None
     if transpose is None or not puts_heads_first(transpose):
@@ -104,7 +108,7 @@ def _heads(part: ir.Value) -> _Heads | None:
 
 
 def _same_rotation(q: _Heads, k: _Heads) -> bool:
-    """Whether one node can rotate both."""
+    """Whether one node can rotate both q and k."""
     if q.rotary is None or k.rotary is None or q.size != k.size:
         return False
     return q.rotary.inputs[1:] == k.rotary.inputs[1:] and q.rotary.attributes == k.rotary.attributes
@@ -114,25 +118,25 @@ def _rewrite(graph: ir.Graph, split: ir.Node, q: _Heads, k: _Heads, v: _Heads) -
     assert q.rotary is not None and split.inputs[0] is not None
     total = q.count + k.count + v.count
     shape = initializer(graph, f"heads.{total}x{q.size}", np.array([0, 0, total, q.size]))
-    qk_and_v = _sizes(graph, q.count + k.count, v.count)
-    q_and_k = _sizes(graph, q.count, k.count)
-    rows = ir.node("Reshape", [split.inputs[0], shape])
-    by_head = ir.node("Transpose", [rows.outputs[0]], {"perm": HEADS_FIRST})
-    first = ir.node("Split", [by_head.outputs[0], qk_and_v], {"axis": 1}, num_outputs=2)
+    by_row = ir.node("Reshape", [split.inputs[0], shape])
+    by_head = ir.node("Transpose", [by_row.outputs[0]], {"perm": HEADS_FIRST})
+    qk_and_v = _split_heads(graph, by_head.outputs[0], q.count + k.count, v.count)
     rotary = ir.node(
-        "RotaryEmbedding", [first.outputs[0], *q.rotary.inputs[1:]], q.rotary.attributes
+        "RotaryEmbedding", [qk_and_v.outputs[0], *q.rotary.inputs[1:]], q.rotary.attributes
     )
-    second = ir.node("Split", [rotary.outputs[0], q_and_k], {"axis": 1}, num_outputs=2)
-    graph.insert_before(q.rotary, [rows, by_head, first, rotary, second])
-    for old, new in ((q, second.outputs[0]), (k, second.outputs[1]), (v, first.outputs[1])):
+    q_and_k = _split_heads(graph, rotary.outputs[0], q.count, k.count)
+    graph.insert_before(q.rotary, [by_row, by_head, qk_and_v, rotary, q_and_k])
+    for old, new in ((q, q_and_k.outputs[0]), (k, q_and_k.outputs[1]), (v, qk_and_v.outputs[1])):
         take_place(old.value, new)
 
 
-def _sizes(graph: ir.Graph, first: int, second: int) -> ir.Value:
-    return initializer(graph, f"heads.{first}+{second}", np.array([first, second]))
+def _split_heads(graph: ir.Graph, heads: ir.Value, first: int, second: int) -> ir.Node:
+    """Return a Split of [B,first+second,Q,D] into the first heads and the others."""
+    sizes = initializer(graph, f"heads.{first}+{second}", np.array([first, second]))
+    return ir.node("Split", [heads, sizes], {"axis": 1}, num_outputs=2)
 
 
 def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    """Return the only node that reads `value`, if it has this type."""
+    """Return the node that reads `value`; None if it has another type or there are several."""
     users = [use.node for use in value.uses()]
     return users[0] if len(users) == 1 and users[0].op_type == op_type else None

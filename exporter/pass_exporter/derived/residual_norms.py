@@ -1,4 +1,4 @@
-"""Fuses each residual Add and the norm of its result into ONNX Runtime's
+"""Fuses each residual Add and the norm of the sum into one node of ONNX Runtime's own operator
 SkipSimplifiedLayerNormalization.
 
 Every layer of the portable trunk has two such pairs. The fused node computes each row separately,
@@ -14,7 +14,8 @@ from pass_exporter.trunk.graph import take_place
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:
-    """Replace Add, RMSNormalization by SkipSimplifiedLayerNormalization, with the sum."""
+    """Replace Add, RMSNormalization by SkipSimplifiedLayerNormalization, whose outputs are the norm
+    and the sum, which the next residual Add reads."""
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         total = norm.inputs[0]
         add = None if total is None else total.producer()
@@ -29,7 +30,7 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
         )
         normalized, *unused, summed = fused.outputs
         for value in unused:
-            value.name = ""
+            value.name = ""  # How ONNX marks an output that is not computed.
         graph.insert_before(add, fused)
         for old, new in ((norm.outputs[0], normalized), (add.outputs[0], summed)):
             take_place(old, new)
@@ -38,18 +39,19 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
 
 
 def _fits(add: ir.Node, norm: ir.Node) -> bool:
-    """Whether `add` adds two [B,Q,N], and `norm` normalizes over N with a constant scale."""
+    """Whether `add` adds two tensors [B,Q,N], and `norm` normalizes over N with a constant
+    scale."""
     scale = norm.inputs[1]
-    last = norm.attributes.get_int("axis", -1) in (-1, 2)
+    over_last_axis = norm.attributes.get_int("axis", -1) in (-1, 2)
     return (
-        last
+        over_last_axis
         and scale is not None
         and scale.is_initializer()
-        and all(_is_3d(value) for value in add.inputs)
+        and all(_is_3d_activation(value) for value in add.inputs)
     )
 
 
-def _is_3d(value: ir.Value | None) -> bool:
+def _is_3d_activation(value: ir.Value | None) -> bool:
     return (
         value is not None
         and value.shape is not None

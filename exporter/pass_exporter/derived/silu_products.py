@@ -1,11 +1,11 @@
-"""Replaces the product up * SiLU(gate) of each layer by one node of ONNX Runtime's own, for CUDA.
+"""Replaces the product up * SiLU(gate) of each layer by one node, in the trunks for CUDA.
 
-The portable trunk has Sigmoid, Mul, Mul for it, and ONNX Runtime has no operator for the product
-alone. It has GatedRMSNorm, which computes X * scale / sqrt(mean(X*X) + epsilon) * SiLU(gate) in
-float32, with the mean over groups of columns. An epsilon of 2**30 and a scale of 2**15 make its
-norm a factor of 1 - mean(X*X) / 2**31. float16 cannot tell it from 1 as long as a group's values
-are below about a thousand in root mean square. The checks of an export compare the trunk with
-torch.
+The portable trunk has Sigmoid, Mul, Mul for the product. ONNX Runtime has no operator for it alone,
+but it has GatedRMSNorm, which computes X * scale / sqrt(mean(X*X) + epsilon) * SiLU(gate) in
+float32, with a mean over each group of columns. With an epsilon of 2**30 and a scale of 2**15, the
+factor before SiLU is X times about 1 - mean(X*X) / 2**31. In float16 this is X, as long as the root
+mean square of a group's values is below about a thousand. An export compares the trunk with torch,
+which would find larger values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pass_exporter.derived.group_query import DOMAIN
 from pass_exporter.derived.heads import only_user
 from pass_exporter.trunk.graph import initializer, take_place
 
-EPSILON, SCALE = 2.0**30, 2.0**15  # SCALE**2 = EPSILON; both are exact in float16
-GROUP = 128
-"""The most columns of a group. Every group of a row has threads of its own."""
+EPSILON, SCALE = 2.0**30, 2.0**15
+"""SCALE is the square root of EPSILON, and float16, its dtype in the graph, represents it."""
+GROUP_COLUMNS = 128
+"""The largest number of columns of a group. Every group of a row has GPU threads of its own."""
 
 
 def fuse_silu_products(graph: ir.Graph) -> None:
@@ -40,7 +41,7 @@ def fuse_silu_products(graph: ir.Graph) -> None:
         ):
             continue
         assert gate.dtype is not None
-        scale = np.full(np.gcd(columns, GROUP), SCALE, gate.dtype.numpy())
+        scale = np.full(np.gcd(columns, GROUP_COLUMNS), SCALE, gate.dtype.numpy())
         inputs = [up, initializer(graph, f"silu.scale.{scale.size}", scale), gate]
         attributes: dict[str, str | float] = {"activation": "silu", "epsilon": EPSILON}
         fused = ir.node("GatedRMSNorm", inputs, attributes, domain=DOMAIN)
