@@ -42,7 +42,7 @@ def cache_entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:
     """Return the first `count` entries of a slot in the KV cache: [tensors,heads,count,D]."""
     cache, tensors = backend.cache, []
     _, heads, capacity, size = cache.shape(1)
-    for _, address in cache.places(slot):
+    for _, address in cache.addresses(slot):
         tensors.append(np.empty((heads, capacity, size), cache.dtype))
         backend.memory.download(tensors[-1], address)
     return np.stack(tensors)[:, :, :count]

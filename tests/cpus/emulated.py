@@ -39,7 +39,7 @@ def entries(backend: OrtBackend, slot: int, chunks: list[int]) -> np.ndarray:
         length += count
     _, heads, capacity, size = backend.cache.shape(1)
     found = []
-    for _, address in backend.cache.places(slot):
+    for _, address in backend.cache.addresses(slot):
         whole = np.empty((heads, capacity, size), backend.cache.dtype)
         backend.memory.download(whole, address)
         found.append(whole[:, :length].copy())

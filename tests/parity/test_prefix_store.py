@@ -40,7 +40,7 @@ def backend(tiny_bundle: Path) -> Iterator[OrtBackend]:
 def write(backend: OrtBackend, slot: int, values: np.ndarray) -> None:
     """Set every number of a cache entry of `slot` to its value, plus the number of its tensor."""
     _, heads, capacity, size = backend.cache.shape(1)
-    for number, (_, address) in enumerate(backend.cache.places(slot)):
+    for number, (_, address) in enumerate(backend.cache.addresses(slot)):
         entries = np.zeros((heads, capacity, size), backend.cache.dtype)
         entries[:, : len(values)] = values[:, None] + number
         backend.memory.upload(address, entries)

@@ -287,14 +287,14 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(tiny_bundle: Path):
         cache = KVCache(memory, manifest, 3)
         cache.resize(8, [0, 0, 0])
         size = 3 * manifest.model.kv_heads * 8 * cache.entry_bytes
-        places, random = list(cache.places()), np.random.default_rng(n)
+        places, random = list(cache.addresses()), np.random.default_rng(n)
         contents = random.integers(0, 255, (len(places), size), np.uint8)
         for (_, address), content in zip(places, contents, strict=True):
             memory.upload(address, content)
         fuse.at = fuse.calls + n
         with pytest.raises(PassError):
             cache.resize(16, [8, 3, 0])
-        assert (cache.capacity, list(cache.places())) == (8, places)
+        assert (cache.capacity, list(cache.addresses())) == (8, places)
         assert len(memory._blocks) == len(places)
         for (_, address), content in zip(places, contents, strict=True):
             found = np.empty_like(content)

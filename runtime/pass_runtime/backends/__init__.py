@@ -1,1 +1,1 @@
-"""Engines that run the graphs of a bundle."""
+"""Backends: each runs the graphs of a bundle on one engine, ONNX Runtime or TensorRT."""

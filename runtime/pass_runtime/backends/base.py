@@ -1,10 +1,10 @@
-"""Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass
-runs the graphs.
+"""`Backend`, which runs a bundle's graphs over the slots of one device. This base class fills the
+buffers; a subclass for each engine runs the graphs.
 
-`pass_runtime.decode.runner` tracks which sequence is in which slot, and how much of it is cached; a
-backend does not. All inputs of a pass are in the buffers (written here, or by the graphs of the
-previous pass) or in the KV cache. The backend keeps a host copy of the cached lengths, to fill the
-noise, and to move the K/V of accepted rows next to each other.
+All inputs of a pass are in the buffers (written by the host, or by the graphs of the previous pass)
+or in the KV cache. `pass_runtime.decode.runner` decides which sequence is in which slot. The
+backend has a copy of the slots' cached lengths, to fill the noise, and to move the K/V of accepted
+rows next to each other.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ DEFAULT_BATCH = 8
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do. Callers read how backends differ from here.
+    """What a backend can do. Code outside the backends reads from here how they differ.
 
-    device: "cpu", "cuda", or the engines' library and its version. capacities: the KV capacities in
-    tokens that passes may have, in rising order.
-    prefill_widths: the rows of prompt chunks in falling order, ending in 1. chunk_capacities: by
-    width of a wide chunk, which needs much memory, the largest KV capacity with which it may run.
+    device: "cpu", "cuda", or the engines' library and its version.
+    capacities: the KV capacities in tokens that the cache may have, in rising order.
+    prefill_widths: the widths (rows) of prompt chunks, in falling order, ending in 1.
+    chunk_capacities: width of a chunk -> the largest KV capacity with which it may run. It lists
+    wide chunks, whose memory grows with the capacity; other chunks run with every capacity.
     batch_sizes: how many slots a pass may run over, in rising order, up to the number of slots.
-    fixed_lookahead: the number of drafts of every chain, and of rows of its look-ahead groups, if
-    engines run no other number; None allows any plan.
+    fixed_lookahead: if engines were built for one look-ahead, the number of drafts of every chain
+    and of rows of every look-ahead group; None allows any plan.
     trees: the sizes, in drafts, of the trees that there are tails for.
     rounds_activations: whether activations are rounded to 8 bits.
-    same_entries: whether all prompt chunks and chains write the same bits of K/V for a token. In a
-    tree, only the first `Plan.depth` drafts, the chain of the most likely ones, are sure to write
-    these bits too.
+    same_entries: whether a token's K/V have the same bits whatever prompt chunk or chain writes
+    them. In a tree, only those of the first `Plan.depth` drafts, the chain of the most likely ones,
+    are sure to have these bits too.
     least_width: narrower windows are padded to this many rows.
     exact_sums: whether 8-bit products are summed exactly, as integers.
-    least_rows: a pass of the trunk over fewer rows, those of all slots together, is padded to this
-    many. The padding is no part of the window: tails do not see it.
-    engine_positions: the `noise_positions` that the engines were built for; 0 computes them from
-    the largest capacity.
+    least_rows: passes of the trunk with fewer rows in all slots together are padded to this many.
+    This padding is no part of the windows: tails do not see it.
+    engine_positions: the `noise_positions` that the engines were built for; 0 if they follow from
+    the largest KV capacity.
     keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity
     changes.
     """
@@ -96,35 +97,35 @@ class Capabilities:
 
     @property
     def exact_trees(self) -> tuple[int, ...]:
-        """The sizes in `trees`, or none if activations are rounded to 8 bits: a tree's accepted
-        drafts may be in other rows than in plain decoding, and the row changes the last bits of a
-        value, so it may be rounded to another code. That could change the text, also of other
-        sequences in the batch."""
+        """The sizes of the trees that cannot change texts: `trees`, or none if activations are
+        rounded to 8 bits. The last bits of a value depend on its row in the window, and a tree's
+        accepted drafts may be in other rows than in plain decoding. So a value may be rounded to
+        another code, which can change the text, also of other sequences in the batch."""
         return () if self.rounds_activations else self.trees
 
     def batch_size(self, slots: int) -> int:
-        """The smallest batch that covers the first `slots` slots."""
+        """Return the smallest batch size of at least `slots` slots."""
         return next(size for size in self.batch_sizes if size >= slots)
 
     def capacity(self, tokens: int) -> int:
-        """The smallest KV capacity of at least `tokens`. Raises ValueError if there is none."""
+        """Return the smallest KV capacity of at least `tokens`. Raises ValueError without one."""
         if tokens > self.max_capacity:
             raise ValueError(f"{tokens} tokens do not fit a KV capacity of {self.max_capacity}")
         return next(size for size in self.capacities if size >= tokens)
 
     def padded_width(self, width: int) -> int:
-        """The rows of a window of `width` rows and its padding. Each of them writes one cache
-        entry."""
+        """Return the rows of a window of `width` rows with its padding. Each of these rows writes
+        an entry of the KV cache."""
         return max(width, self.least_width)
 
     def trunk_width(self, width: int, batch: int) -> int:
-        """The rows of each slot's window of `width` rows, with its padding, in a pass of the trunk
-        over `batch` slots."""
+        """Return the rows that a window of `width` rows has, with all padding, in a pass of the
+        trunk over `batch` slots."""
         return max(self.padded_width(width), -(-self.least_rows // batch))
 
     def chunks(self, start: int, capacity: int) -> list[int]:
-        """The widths of the chunks that may follow `start` tokens of a prompt, in falling order.
-        capacity: the present KV capacity in tokens, which grows if a chunk needs more."""
+        """Return the widths of the chunks that may follow the first `start` tokens of a prompt, in
+        falling order. capacity: the present KV capacity in tokens, which a long chunk raises."""
 
         def fits(width: int) -> bool:
             end = start + self.padded_width(width)
@@ -141,10 +142,11 @@ class Capabilities:
         if self.fixed_lookahead is None:
             return True
         chains = {plan for mode in MODES for plan in make_cycle(mode, self.fixed_lookahead).plans}
-        return set(plans) <= chains | {full_tree(size, self.fixed_lookahead) for size in self.trees}
+        trees = {full_tree(size, self.fixed_lookahead) for size in self.trees}
+        return set(plans) <= chains | trees
 
     def verify_plan(self, drafts: int) -> Plan:
-        """A plan that verifies `drafts` drafts. It may have more draft rows."""
+        """Return a plan that verifies `drafts` drafts. It may have more draft rows than that."""
         return verify_plan(drafts if self.fixed_lookahead is None else self.fixed_lookahead)
 
 
@@ -152,9 +154,9 @@ class Capabilities:
 class PassKind:
     """What a pass runs: a plan over the first `batch` slots, and the graphs that follow the trunk.
 
-    touched: T of `ProcessedRows`, the length of its token lists; 0 runs no logits processors, so
-    that bit masks are ignored too. logprobs: whether log-probabilities
-    are computed, of the processed logits if `processed_logprobs`, else of the trunk's.
+    touched: T, the length of the token lists in `ProcessedRows`; 0 runs no logits processors, so
+    that `ProcessedRows.allowed` is ignored too. logprobs: whether to compute log-probabilities, of
+    the processed logits if `processed_logprobs`, else of the trunk's.
     """
 
     plan: Plan
@@ -171,8 +173,8 @@ class PassKind:
 
     @property
     def logprobs_key(self) -> tuple[str, str, int, bool]:
-        """As `tail_key`, for the graph of log-probabilities. The last item is whether it reads
-        processed logits."""
+        """Identifies the graph of log-probabilities and its buffers. The last item is whether the
+        graph reads processed logits."""
         return (
             self.plan.name,
             "logprobs",
@@ -186,9 +188,10 @@ class ProcessedRows(NamedTuple):
     of root and draft rows. T: the length of the lists of tokens."""
 
     allowed: npt.NDArray[np.int32]
-    """[P,V/8 rounded up] bit i % 8 of number i // 8 is set if token i may be drawn."""
+    """[P,V/8 rounded up] the tokens that may be drawn: token i if bit i % 8 of number i // 8 is
+    set. The higher bits are unused."""
     touched: npt.NDArray[np.int64]
-    """[T] ids of the tokens that the next three fields change."""
+    """[T] ids of the tokens whose logits the next three fields change."""
     bias: npt.NDArray[np.float32]
     """[T] numbers that are added to the logits of these tokens."""
     factor: npt.NDArray[np.float32]
@@ -226,8 +229,7 @@ class Backend(ABC):
         memory: Memory,
         spare_entries: int = 0,
     ) -> None:
-        """spare_entries: how many cache entries after its window a pass may overwrite, because
-        windows are padded."""
+        """spare_entries: how many cache entries after the window padding may overwrite."""
         self.bundle = bundle
         self.manifest = manifest
         self.capabilities = capabilities
@@ -238,7 +240,7 @@ class Backend(ABC):
             capabilities.padded_width,
             capabilities.trunk_width,
         )
-        # A pass over fewer rows than it must have is padded with the rows of more slots.
+        # The padding of a pass that has fewer than `least_rows` rows is in the rows of more slots.
         rows = max(capabilities.slots, capabilities.least_rows)
         self.buffers = Buffers(memory, rows, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
@@ -246,7 +248,7 @@ class Backend(ABC):
             self.buffers, manifest.rule, capabilities.slots, capabilities.noise_positions
         )
         self.captures: dict[str, str | None] = {}
-        """By name of a graph file or a pass: None if it was captured as a CUDA graph, else the
+        """Name of a graph file or of a pass -> None if it was captured as a CUDA graph, else the
         reason why not. Empty on a device without CUDA graphs."""
         # The cached length of each slot, as the device has it; None for masked slots.
         self._lengths: list[int | None] = [None] * capabilities.slots
@@ -267,15 +269,14 @@ class Backend(ABC):
 
     @property
     def uncaptured(self) -> dict[str, str]:
-        """The graphs or passes that could not be captured, with the reason. Launching their kernels
-        one by one takes long, which hides a part of what extra rows cost."""
-        captures = self.captures.copy()  # Passes of another thread may add to it.
-        return {name: why for name, why in captures.items() if why is not None}
+        """The entries of `captures` that were not captured: name -> reason. Launching their kernels
+        one by one takes so long that it hides a part of what extra rows cost."""
+        captures = self.captures.copy()  # Another thread may run passes, which add to `captures`.
+        return {name: reason for name, reason in captures.items() if reason is not None}
 
     @property
     def failure(self) -> PassError | None:
-        """The error after which the device, and so this backend, cannot work any more; None while
-        it works."""
+        """The error after which the device, and so this backend, no longer works; else None."""
         return self.memory.failure
 
     def for_this_thread(self) -> AbstractContextManager[None]:
@@ -298,16 +299,16 @@ class Backend(ABC):
         write("min_p", slot, params.min_p, np.float32)
 
     def mask(self, slot: int, length: int) -> None:
-        """Leave `slot` out of the following passes. They may overwrite its K/V after the first
-        `length` entries, and nothing else."""
+        """Mask `slot`: the following passes emit nothing in it. They may overwrite its K/V after
+        the first `length` entries, and nothing else."""
         self._set_slot(slot, length, active=False)
 
     def stage(
         self, slot: int, plan: Plan, length: int, root: int, drafts: Sequence[int] = ()
     ) -> None:
-        """Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a
-        chain. A draft row without a draft gets the id V (the vocabulary size), which no sampled
-        token equals."""
+        """Write the window of `plan` for `slot`, whose cache holds `length` entries. drafts: a
+        chain of at most `plan.depth`. A draft row without a draft gets the id V (the vocabulary
+        size), which no sampled token equals. Raises ValueError if there are too many drafts."""
         if len(drafts) > plan.depth:
             raise ValueError(f"{plan.name} has no room for {len(drafts)} drafts")
         vocab = self.capabilities.vocab_size
@@ -326,7 +327,8 @@ class Backend(ABC):
             self.buffers.write_row("draft_probs", slot, draft_probs, np.float32)
 
     def drafts(self, plan: Plan, batch: int) -> list[list[int]]:
-        """The drafts in the staged windows of the first `batch` slots; V stands for no draft."""
+        """Return the drafts in the staged windows of the first `batch` slots, all of `plan`. The id
+        V stands for no draft."""
         if not plan.drafts:
             return [[] for _ in range(batch)]
         width = self.capabilities.padded_width(plan.width)
@@ -344,8 +346,8 @@ class Backend(ABC):
         self._lengths[slot] = length if active else None
 
     def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
-        """Write the K/V of `tokens` after the first `length` entries of `slot`, in a window that is
-        padded to `width` rows."""
+        """Write the K/V of `tokens` after the first `length` entries of `slot`, with a window that
+        is padded to `width` rows. Raises ValueError if the window is too narrow."""
         if not 0 < len(tokens) <= width:
             raise ValueError(
                 f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}"
@@ -359,34 +361,36 @@ class Backend(ABC):
         self._run_prefill(slot, plan)
 
     def run(self, kind: PassKind) -> list[Emitted]:
-        """Run one pass, trunk and tail, over the staged windows, and return what each slot emitted;
-        a masked slot emits nothing. Afterwards the K/V of the accepted rows are part of the cache,
-        and the windows of `kind.plan.next` are staged."""
+        """Run one pass, trunk and tail, over the staged windows. Return what each of `kind.batch`
+        slots emitted; a masked slot emits nothing. Afterwards the K/V of the accepted rows belong
+        to the cached text, and the windows of `kind.plan.next` are staged."""
         for slot, length in enumerate(self._lengths[: kind.batch]):
-            if length is not None:  # up to the last position that a window of the plan can reach
+            if length is not None:
+                # The end is the last position that a window of the plan can reach.
                 self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
         outputs = {name: array.tolist() for name, array in self._run_pass(kind).items()}
+        # The tails of chains do not say from which rows tokens were drawn: they are 0, 1, 2, ...
         chains = [list(range(kind.plan.max_emitted))] * kind.batch
         by_slot = zip(
             outputs["count"], outputs["emitted"], outputs.get("emitted_rows", chains), strict=True
         )
-        emitted = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in by_slot]
-        for slot, each in enumerate(emitted):
+        results = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in by_slot]
+        for slot, emitted in enumerate(results):
             if (length := self._lengths[slot]) is not None:
-                self.cache.keep_rows(slot, length, each.rows)
-                self._lengths[slot] = length + len(each.tokens)
-        return emitted
+                self.cache.keep_rows(slot, length, emitted.rows)
+                self._lengths[slot] = length + len(emitted.tokens)
+        return results
 
     @staticmethod
     def result_shapes(kind: PassKind) -> dict[str, tuple[int, ...]]:
-        """The outputs of a pass's tail that the host reads, all int64, with their shapes."""
+        """Return the shapes of the tail's outputs that the host reads, by name. All are int64."""
         emitted = (kind.batch, kind.plan.max_emitted)
         return {"count": (kind.batch,), "emitted": emitted} | (
             {"emitted_rows": emitted} if kind.plan.parents else {}
         )
 
     def logprobs(self, kind: PassKind) -> Logprobs:
-        """The log-probabilities of the tokens that the last pass, of this `kind`, emitted."""
+        """Return the log-probabilities for the last pass, which was of this `kind`."""
         shape = (kind.batch, kind.plan.max_emitted)
         top = min(MAX_LOGPROBS, self.capabilities.vocab_size)
         read = self.buffers.read
@@ -397,14 +401,14 @@ class Backend(ABC):
         )
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
-        """The logits [b,plan.width,V] of the last pass, which ran `plan`. Decoding does not need
-        them on the host."""
+        """Return the logits [batch,plan.width,V] of the last pass, which ran `plan`. Decoding does
+        not need logits on the host."""
         return self.buffers.read(
             "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
         )
 
     def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
-        """Save the kernels that were compiled at run time for later processes."""
+        """Save kernels that were compiled at run time, so that later processes need not do it."""
 
     def close(self) -> None:  # noqa: B027 (a backend may have nothing to free)
         """Free the device's memory. Repeated calls do nothing."""
@@ -419,22 +423,22 @@ class Backend(ABC):
 
     @abstractmethod
     def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        """Run trunk and tail; return `result_shapes(kind)` on the host."""
+        """Run trunk and tail. Return the outputs that `result_shapes` lists, on the host."""
 
     @abstractmethod
     def _run_prefill(self, slot: int, plan: Plan) -> None:
-        """Run the trunk over the prefill window on the cache of `slot`. Only its K/V are used."""
+        """Run the trunk over the prefill window on the cache of `slot`, for the K/V alone."""
 
 
 def listed_positions(entries: int) -> int:
-    """N, the number of positions that noise inputs list for a cache of so many entries: one more
-    for the token after the last entry, and MAX_LOOKAHEAD more for the look-ahead group that follows
-    in a fused window."""
+    """Return N, the number of positions that noise inputs list for a cache of `entries` entries:
+    one more for the token after the last entry, and MAX_LOOKAHEAD more for the look-ahead group
+    that follows it in a fused window."""
     return entries + 1 + MAX_LOOKAHEAD
 
 
 def doublings(maximum: int, first: int = 1) -> tuple[int, ...]:
-    """`first`, twice that, and so on, up to and including `maximum`."""
+    """Return `first`, `first` * 2, `first` * 4, ... below `maximum`, and then `maximum`."""
     sizes, size = [], first
     while size < maximum:
         sizes.append(size)
@@ -443,7 +447,7 @@ def doublings(maximum: int, first: int = 1) -> tuple[int, ...]:
 
 
 def check_onnx_runtime(bundle: Path, manifest: Manifest) -> None:
-    """Raises PassError if ONNX Runtime cannot run the bundle on any machine."""
+    """Raise PassError if ONNX Runtime cannot run the bundle on any machine."""
     if manifest.model.dtype == "bfloat16":
         raise PassError(
             f"bf16 bundles run on TensorRT engines: run pass-export build {bundle} --engine "

@@ -23,17 +23,17 @@ from pass_runtime.errors import PassError
 
 INSTALL_CUDA_PYTHON = "pip install cuda-python"
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
-"""cudaDevAttrComputeCapabilityMajor and -Minor."""
+"""Two values of cudaDeviceAttr: cudaDevAttrComputeCapabilityMajor and -Minor."""
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
-"""cudaMemcpyKind."""
+"""Values of cudaMemcpyKind."""
 NON_BLOCKING = 1
-"""cudaStreamNonBlocking."""
+"""cudaStreamNonBlocking: the stream does not wait for CUDA's default stream."""
 ALIGNMENT_BYTES = 256
-"""Addresses are multiples of this, as engines require."""
+"""Device memory begins at multiples of this, as engines require."""
 STAGING_ALIGNMENT_BYTES = 64
 """Copies in staging memory begin at multiples of this."""
 THREAD_LOCAL = 1
-"""cudaStreamCaptureMode: other threads may call CUDA while this one captures."""
+"""A value of cudaStreamCaptureMode: other threads may call CUDA while this thread captures."""
 DEVICE_LOST_ERRORS = {
     214: "cudaErrorECCUncorrectable",
     220: "cudaErrorNvlinkUncorrectable",
@@ -52,7 +52,7 @@ DEVICE_LOST_ERRORS = {
     810: "cudaErrorMpsClientTerminated",
     911: "cudaErrorExternalDevice",
 }
-"""Errors after which CUDA cannot work for this process any more. After most of them, by CUDA's
+"""Errors after which CUDA no longer works for this process. After most of them, by CUDA's
 documentation, the process must end; after the others the memory, link or context is gone."""
 OLD_DRIVER_ERROR = 35
 """cudaErrorInsufficientDriver: the driver is older than the library."""
@@ -64,7 +64,7 @@ SystemDriverMismatch, CompatNotSupportedOnDevice."""
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A GPU. target: its compute capability, as `sm89`. free and total: its memory in bytes."""
+    """A GPU. target: its compute capability, as in `sm89`. free, total: bytes of its memory."""
 
     name: str
     target: str
@@ -84,7 +84,7 @@ def import_api() -> Any:
 
 
 def require_device(api: Any, ordinal: int) -> None:
-    """Raises PassError if this process sees no GPU of that number."""
+    """Raise PassError if this process sees no GPU with the number `ordinal`."""
     count = int(unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
     if ordinal >= count:
         seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
@@ -97,10 +97,10 @@ def require_device(api: Any, ordinal: int) -> None:
 
 @contextmanager
 def on_device(api: Any, ordinal: int) -> Iterator[None]:
-    """Make GPU `ordinal` the current device of the calling thread while the context is open. Every
-    thread has a current device, at first GPU 0. If a call here fails, later calls report it."""
-    code, before = api.cudaGetDevice()
-    if int(code) == 0 and before == ordinal:
+    """Make GPU `ordinal` the current device of the calling thread while the block runs. Every
+    thread has a current device, at first GPU 0. Errors are ignored: later calls report them."""
+    code, previous = api.cudaGetDevice()
+    if int(code) == 0 and previous == ordinal:
         yield
         return
     api.cudaSetDevice(ordinal)
@@ -108,7 +108,7 @@ def on_device(api: Any, ordinal: int) -> Iterator[None]:
         yield
     finally:
         if int(code) == 0:
-            api.cudaSetDevice(before)
+            api.cudaSetDevice(previous)
 
 
 def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
@@ -145,7 +145,7 @@ def why_no_device(api: Any | None = None) -> str:
 
 
 def has_driver(api: Any | None = None) -> bool:
-    """Whether there is an NVIDIA driver, which may be too old for cuda-python."""
+    """Whether there is an NVIDIA driver, even one that is too old for cuda-python."""
     try:
         return bool(driver_version(api or import_api()))
     except PassError:
@@ -153,15 +153,15 @@ def has_driver(api: Any | None = None) -> bool:
 
 
 def _attribute(api: Any, number: int) -> Any:
-    """The enum member of a device attribute; in a fake without the enum, its number."""
-    kind = getattr(api, "cudaDeviceAttr", None)
-    return number if kind is None else kind(number)
+    """Return the member `number` of cudaDeviceAttr; in a fake without that enum, `number`."""
+    enum = getattr(api, "cudaDeviceAttr", None)
+    return number if enum is None else enum(number)
 
 
 def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
-    """Return the values after the error code. Raises PassError if the code is an error, and
-    DeviceLost if later calls would fail too. name: the function, for the message. api: its module,
-    which knows the versions if the driver is too old."""
+    """Return the values after the error code of `result`. Raises PassError if the code is an error,
+    and DeviceLost if later calls would fail too. name: the function, for the message. api: asked
+    for the versions to report if the driver is too old."""
     code, *values = result
     if int(code) in DEVICE_LOST_ERRORS:
         raise DeviceLost(
@@ -180,15 +180,14 @@ def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) 
 
 @dataclass
 class Cuda:
-    """The memory of one device (`pass_runtime.backends.memory.Memory`), with one stream and the
-    graphs captured on it.
+    """The memory of one GPU (a `pass_runtime.backends.memory.Memory`), with one stream and the
+    graphs captured on it. A thread must hold `for_this_thread` to call the other methods.
 
-    ordinal: the number of the GPU. A thread must hold `for_this_thread` to call a method.
-
+    ordinal: the number of the GPU.
     staging_bytes: the size of the staging memory, pinned host memory that copies go through.
     Uploads that fit it return at once, and only later work on this stream is sure to see them. So
-    staging_bytes must be 0 if other streams use the memory: uploads then return when the device is
-    done.
+    staging_bytes must be 0 if other streams use the memory: uploads then return when the device has
+    done them.
     """
 
     api: Any
@@ -209,7 +208,7 @@ class Cuda:
         if self.ordinal:
             require_device(self.api, self.ordinal)
         with self.for_this_thread():
-            # TensorRT takes an integer.
+            # TensorRT takes the stream as an integer.
             self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))
 
     def for_this_thread(self) -> AbstractContextManager[None]:
@@ -218,12 +217,12 @@ class Cuda:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a fork of the process that made this object."""
+        """Whether this process is a fork of the one that made this object."""
         return os.getpid() != self._process
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the CUDA function `name`. If it fails, clear CUDA's own record of the error, because
-        engines would take it for the error of a later launch."""
+        """Call the CUDA function `name` and return its values. If it fails, clear CUDA's record of
+        the last error, because engines would take it for the error of a later launch."""
         try:
             return self._check(getattr(self.api, name)(*arguments), name)
         except DeviceLost:
@@ -233,6 +232,7 @@ class Cuda:
             raise
 
     def _check(self, result: tuple[Any, ...], name: str) -> Any:
+        """Return what `unwrap` returns, and remember that the device is lost if it is."""
         try:
             return unwrap(result, name, self.api)
         except DeviceLost as error:
@@ -240,14 +240,14 @@ class Cuda:
             raise
 
     def check_device(self) -> None:
-        """Raises DeviceLost if an engine failed because the device is lost."""
+        """Raise DeviceLost if an engine failed because the device is lost."""
         self.why()
 
     def why(self) -> str:
-        """Clear the CUDA error after which an engine failed, and return it as text; "" if there is
-        none. Raises DeviceLost if the device is lost."""
+        """Return the text of the CUDA error after which an engine failed, and clear the error; ""
+        if there is none. Raises DeviceLost if the device is lost."""
         results = [("cudaGetLastError", self.api.cudaGetLastError())]
-        if not self._capturing:  # Waiting inside a capture is an error of its own.
+        if not self._capturing:  # Waiting during a capture would be another error.
             results.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
             self.api.cudaGetLastError()
         for name, result in results:
@@ -259,8 +259,7 @@ class Cuda:
         )
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes, and zeros up to a multiple of
-        ALIGNMENT_BYTES."""
+        """Return the address of `size` bytes, rounded up to ALIGNMENT_BYTES. All are zero."""
         size = -(-max(size, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
             address = int(self._call("cudaMalloc", size))
@@ -279,13 +278,13 @@ class Cuda:
         return address
 
     def free(self, address: int) -> None:
-        """Free `address` when the device has finished its work."""
+        """Free the block at `address` after the work that is on the stream."""
         self.synchronize()
         self._device_blocks.remove(address)
         self._call("cudaFree", address)
 
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Allocate page-locked host memory, which the device can copy to directly."""
+        """Return an array in pinned (page-locked) host memory, which the device can access."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         try:
             address = int(self._call("cudaMallocHost", size))
@@ -303,7 +302,7 @@ class Cuda:
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous host array to the device, in the order of the stream. `array` may
-        change afterwards."""
+        change as soon as this returns."""
         if not array.nbytes:
             return
         staged = self._stage(array.nbytes)
@@ -315,7 +314,7 @@ class Cuda:
             self.synchronize()
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Fill a host array from the device, in the order of the stream."""
+        """Fill a host array from the device, after the work that is on the stream."""
         staged = self._stage(array.nbytes)
         target = array.ctypes.data if staged is None else staged
         self._call("cudaMemcpyAsync", target, address, array.nbytes, TO_HOST, self.stream)
@@ -324,46 +323,47 @@ class Cuda:
             ctypes.memmove(array.ctypes.data, staged, array.nbytes)
 
     def _stage(self, size: int) -> int | None:
-        """The address of `size` bytes of staging memory that no copy uses; None if it has less."""
+        """Return the address of `size` bytes of staging memory that no copy in progress uses; None
+        if the staging memory is smaller."""
         if size > self.staging_bytes:
             return None
         if self._staged is None:
             self._staged = self.pinned((self.staging_bytes,), np.uint8)
         if self._in_flight + size > self.staging_bytes:
             self.synchronize()
-        place = int(self._staged.ctypes.data) + self._in_flight
+        address = int(self._staged.ctypes.data) + self._in_flight
         self._in_flight += -(-size // STAGING_ALIGNMENT_BYTES) * STAGING_ALIGNMENT_BYTES
-        return place
+        return address
 
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
     ) -> None:
         """Copy rows on the device (see `Memory.copy_rows`)."""
-        places = target, target_pitch, source, source_pitch
-        self._call("cudaMemcpy2DAsync", *places, size, rows, ON_DEVICE, self.stream)
+        addresses = target, target_pitch, source, source_pitch
+        self._call("cudaMemcpy2DAsync", *addresses, size, rows, ON_DEVICE, self.stream)
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Put a copy to a host array on the stream. The array is valid after `synchronize`. It must
-        be pinned if the copy is captured."""
+        """Put a copy from the device to a host array on the stream. The array is filled when
+        `synchronize` returns. It must be pinned if the copy is captured."""
         self._call(
             "cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream
         )
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that is on the stream."""
+        """Wait until the device has done all work on the stream."""
         self._call("cudaStreamSynchronize", self.stream)
         self._in_flight = 0
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        """Return a graph of what `enqueue` puts on the stream, which `launch` runs. Raises
-        PassError if it cannot be captured; later calls work nevertheless."""
+        """Capture what `enqueue` puts on the stream, and return the graph for `launch`. Raises
+        PassError if it cannot be captured; the stream can be used afterwards in any case."""
         self._call("cudaStreamBeginCapture", self.stream, THREAD_LOCAL)
         self._capturing = True
         try:
             enqueue()
         except BaseException:
-            # This may fail too, but the first error is raised.
+            # The end of a failed capture may be an error too; the first error is the one to raise.
             _, graph = self.api.cudaStreamEndCapture(self.stream)
             if graph is not None:
                 self.api.cudaGraphDestroy(graph)
@@ -384,7 +384,7 @@ class Cuda:
         self._call("cudaGraphLaunch", executable, self.stream)
 
     def close(self) -> None:
-        """Free everything. Repeated calls do nothing, nor do calls in a fork, where CUDA fails."""
+        """Free everything. Do nothing if it is closed, or in a fork, where CUDA does not work."""
         if self.stream is None or self.forked:
             return
         # The memory of a lost device is freed when the process ends.

@@ -12,8 +12,8 @@ DEVICE_HELP = f"{', '.join(DEVICES)}; add the number of a GPU other than the fir
 
 
 def split_device(name: str) -> tuple[str, int]:
-    """Split `name` into one of DEVICES and the GPU's number among those that this process sees.
-    Raises PassError if `name` is not a device."""
+    """Split `name` into one of DEVICES and the number of the GPU among those that this process sees
+    (0 if `name` has none). Raises PassError if `name` is not a device."""
     device, colon, number = name.partition(":")
     if device not in DEVICES:
         raise PassError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}")

@@ -1,4 +1,5 @@
-"""Says in error messages what to do about an NVIDIA driver that is missing or too old."""
+"""What error messages say about an NVIDIA driver that is missing or too old. In all functions `api`
+is the module `cuda.bindings.runtime`, None if it cannot be imported."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ MIN_DRIVER_BRANCH = {12: 525, 13: 580}
 
 
 def driver_hint(api: Any | None) -> str:
-    """Return the end of a message: what to do, and the versions if `api` reports them."""
+    """Return the end of an error message: what to do about the driver, and, if `api` reports them,
+    the CUDA versions of driver and library."""
     driver, library = driver_version(api), _version(api, "cudaRuntimeGetVersion")
     if driver == 0:
         return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"
@@ -28,8 +30,8 @@ def driver_hint(api: Any | None) -> str:
 
 
 def driver_version(api: Any | None) -> int | None:
-    """Return the CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver, None if
-    it is unknown."""
+    """Return the newest CUDA version that the driver runs, as 13040 for 13.4; 0 without a driver,
+    None if the version is unknown."""
     return _version(api, "cudaDriverGetVersion")
 
 

@@ -1,7 +1,7 @@
-"""The memory of a device, and what a backend keeps there: named buffers, the KV cache, and noise.
+"""The memory of a device, and what a backend keeps in it: named buffers, the KV cache, and noise.
 
-Memory is on the host or on a GPU (`pass_runtime.backends.cuda`). It is handled as addresses,
-because ONNX Runtime and TensorRT are both bound to addresses.
+The device is the host or a GPU (`pass_runtime.backends.cuda`). Blocks of memory are given by their
+addresses, because ONNX Runtime and TensorRT are both bound to addresses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pass_runtime.bundle.tensors import PAST
 from pass_runtime.errors import PassError
 
 WIDE_CHUNK_ROWS = (2048, 1024)
-"""Widths of prompt chunks on a GPU: a chunk of 256 rows leaves a large GPU half idle. A wide chunk
-needs memory for the activations of its rows, which stays reserved as long as the engine is open."""
+"""The widths of wide prompt chunks, for GPUs: a chunk of 256 rows leaves a large GPU half idle. The
+memory for the activations of its rows stays reserved as long as the engine is open."""
 MAX_CHUNK_BYTES = 1 << 30
 """The memory that the activations of a wide chunk may take."""
 
@@ -32,21 +32,22 @@ MAX_CHUNK_BYTES = 1 << 30
 def activation_bytes(
     model: ModelInfo, rows: int, columns: int, logit_rows: int = 1, batch: int = 1
 ) -> int:
-    """Estimate the bytes that a pass needs beside weights and cache: for the logits, a layer's
-    hidden states, its MLP (about four times as wide) and attention's scores, as if no kernel were
-    fused. rows: of a window. columns: cache entries that attention reads. logit_rows: rows of a
-    window that get logits."""
+    """Estimate the bytes that a pass needs beside weights and KV cache: for the logits, and for the
+    activations of one layer, as if no kernel were fused. rows: of a window. columns: cache entries
+    that attention reads. logit_rows: rows of a window that get logits."""
     element = item_size(model.dtype)
+    # twice, in float32
     logits = 2 * 4 * batch * logit_rows * model.vocab_size
+    # four tensors as wide as the hidden states, and three of the MLP, which is 4 times as wide
     layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
+    # attention's scores, and a byte of the mask for each
     scores = batch * rows * model.heads * columns * (element + 1)
     return logits + layer + scores
 
 
 def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int]:
     """Return, for each width in WIDE_CHUNK_ROWS, the largest of the KV `capacities` (tokens) with
-    which such a chunk fits the cache and takes at most MAX_CHUNK_BYTES. Widths that fit none are
-    left out."""
+    which a chunk fits the cache and MAX_CHUNK_BYTES; no entry if a chunk fits with none."""
     chunks = {}
     for rows in WIDE_CHUNK_ROWS:
         fitting = [
@@ -60,51 +61,51 @@ def wide_chunks(model: ModelInfo, capacities: Sequence[int]) -> Mapping[int, int
 
 
 ALIGNMENT_BYTES = 64
-"""A CPU's cache line, which also suits vector instructions."""
+"""Host memory begins at multiples of a CPU's cache line, which also suits vector instructions."""
 NOISE_AHEAD_POSITIONS = 256
 """Noise is filled for this many positions beyond those of the next pass."""
 
 
 class DeviceLost(PassError):
-    """The device cannot work for this process any more: every later call will fail, too."""
+    """The device no longer works for this process: every later call will fail, too."""
 
 
 class Memory(Protocol):
-    """What buffers need of a device. Work that begins after a method returned sees its effect."""
+    """The memory of a device. Work that begins after a method has returned sees its effect."""
 
     failure: DeviceLost | None
-    """Set once the device is lost."""
+    """The error by which the device was lost; None while the device works."""
 
     def allocate(self, size: int) -> int:
         """Return the address of `size` zeroed bytes. Raises PassError if memory has run out."""
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        """Free the block that `allocate` returned as `address`."""
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copy a contiguous host array to `address`. `array` may change afterwards."""
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Fill a contiguous host array from `address`, after all earlier work of the device."""
+        """Fill a contiguous host array from `address`, after the device has done earlier work."""
 
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
     ) -> None:
-        """Copy `rows` rows of `size` bytes. They begin `source_pitch` bytes apart, and their copies
-        `target_pitch` bytes apart."""
+        """Copy `rows` rows of `size` bytes each, which begin `source_pitch` bytes apart, to rows
+        that begin `target_pitch` bytes apart. source, target: the addresses of the first rows."""
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         """A context that makes this device current for the calling thread."""
 
     def check_device(self) -> None:
-        """Call it after work that failed without a reason. Raises DeviceLost if the device is
-        lost."""
+        """Raise DeviceLost if the device is lost. To be called when an engine has failed."""
 
     def close(self) -> None:
         """Free everything. Repeated calls do nothing."""
 
 
 def out_of_memory(size: int | None = None) -> PassError:
-    """The error to raise if an allocation of `size` bytes failed."""
+    """Return the error to raise if an allocation of `size` bytes (None: unknown) failed."""
     wanted = "" if size is None else f" for {size / 2**20:.1f} MiB more"
     return PassError(
         f"there is no memory{wanted}: use fewer slots (--max-batch-size), a smaller --capacity, "
@@ -122,7 +123,7 @@ class HostMemory:
 
     def allocate(self, size: int) -> int:
         try:
-            # The system provides the pages when they are first written.
+            # The system provides memory when it is first written, so large blocks cost nothing yet.
             block = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
         except MemoryError:
             raise out_of_memory(size) from None
@@ -156,36 +157,36 @@ class HostMemory:
 
 
 ITEM_SIZES = {"bfloat16": 2}
-"""Bytes of an element, for types that numpy does not have."""
+"""dtype -> bytes of an element, for dtypes that numpy does not have."""
 
 
 def item_size(dtype: npt.DTypeLike) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     if isinstance(dtype, str) and dtype in ITEM_SIZES:
         return ITEM_SIZES[dtype]
     return np.dtype(dtype).itemsize
 
 
 class Buffers:
-    """Device memory by name and shape, which several graphs are bound to. The same name and shape
-    is always at the same address, because captured CUDA graphs contain addresses. For a buffer with
-    a row for each of `slots` slots, callers give the shape of one row.
+    """Device memory that graphs are bound to, by name and shape. A name and shape is always at the
+    same address, because captured CUDA graphs contain addresses. Some buffers have a row for each
+    of `slots` slots; callers give the shape of one row.
 
     transient: names of buffers with rows whose content, such as logits, is not needed after the
     pass that wrote it. All shapes of such a name share a block of memory. If the block is too small
-    for a shape, a new one of at least twice its size is allocated, so that all blocks together take
-    less than four times the largest buffer.
+    for a new shape, another block of at least twice its size is allocated, and the old one stays
+    for the shapes that use it. All blocks together take less than four times the largest buffer.
     """
 
     def __init__(self, memory: Memory, slots: int, transient: Collection[str] = ()) -> None:
         self._memory, self._slots, self._transient = memory, slots, transient
         self._largest: dict[str, tuple[int, int]] = {}
-        """For each name in `transient`: the size in bytes and the address of its newest block."""
+        """Name in `transient` -> size in bytes and address of its newest block."""
         self._addresses: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._filled: set[int] = set()
+        self._filled: set[int] = set()  # addresses of the constants that were written
 
     def address_of(self, binding: Binding) -> int:
-        """The address of a binding's buffer. The first call writes a constant there."""
+        """Return the address of a binding's buffer, after writing the binding's constant there."""
         if binding.by_slot:
             return self.rows_address(binding.buffer, binding.row, binding.dtype)
         address = self._address((binding.buffer, binding.shape), binding.shape, binding.dtype)
@@ -195,18 +196,18 @@ class Buffers:
         return address
 
     def rows_address(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
-        """The address of the buffer `name` that has a row of `shape` for every slot."""
+        """Return the address of the buffer `name` that has a row of `shape` for every slot."""
         return self._address((name, (-1, *shape)), (self._slots, *shape), dtype)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Write a whole buffer that has no rows for slots."""
+        """Write a buffer that has no rows for slots."""
         self._memory.upload(
             self._address((name, array.shape), array.shape, array.dtype),
             np.ascontiguousarray(array),
         )
 
     def write_row(self, name: str, slot: int, values: npt.ArrayLike, dtype: npt.DTypeLike) -> None:
-        """Write the row of `slot`."""
+        """Write the row of `slot` in the buffer `name`."""
         row = np.array(values, dtype)
         address = self.rows_address(name, row.shape, row.dtype) + slot * row.nbytes
         self._memory.upload(address, row)
@@ -214,14 +215,16 @@ class Buffers:
     def write_part(
         self, name: str, slot: int, shape: tuple[int, ...], first: int, items: npt.NDArray[Any]
     ) -> None:
-        """Write `items` [n,...] to items `first` .. `first`+n-1 of the row of `slot`. shape: of the
-        whole row."""
-        item = math.prod(shape[1:]) * items.itemsize
-        address = self.rows_address(name, shape, items.dtype) + (slot * shape[0] + first) * item
+        """Write `items` [n,...] to the items `first` to `first`+n-1 of the row of `slot`. shape:
+        that of the whole row."""
+        item_bytes = math.prod(shape[1:]) * items.itemsize
+        offset = (slot * shape[0] + first) * item_bytes
+        address = self.rows_address(name, shape, items.dtype) + offset
         self._memory.upload(address, np.ascontiguousarray(items))
 
     def read(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A copy of the first shape[0] rows of a buffer with a row for every slot."""
+        """Return a copy of the first shape[0] rows of the buffer `name`, which has a row of
+        shape[1:] for every slot."""
         array = np.empty(shape, dtype)
         self._memory.download(array, self.rows_address(name, shape[1:], dtype))
         return array
@@ -247,9 +250,10 @@ class Buffers:
 
 
 class KVCache:
-    """The KV cache of all slots: a tensor [slots,KVH,S,D] for every layer's keys and values.
-    `capacity` is the KV capacity in tokens, 0 until the first `resize`. S is `capacity` plus the
-    entries that a pass may overwrite after its window (`DerivedTrunk.spare_entries`).
+    """The KV cache of all slots: for every layer a tensor [slots,KVH,S,D] of keys and one of values
+    (KVH: KV heads, D: the size of a head). `capacity` is the KV capacity in tokens, 0 until the
+    first `resize`. S is `capacity` and the spare entries that a pass may overwrite after its
+    window.
 
     Slots are the outermost dimension, so that a pass over the first b slots is bound to the
     beginning of every tensor, and the prefill of one slot to that slot's part.
@@ -268,87 +272,83 @@ class KVCache:
 
     @property
     def entry_bytes(self) -> int:
-        """The bytes of a token's keys, or values, in one head."""
+        """The bytes of an entry in one head of one tensor: a token's keys, or its values."""
         return self._head_dim * item_size(self.dtype)
 
     def shape(self, slots: int) -> tuple[int, int, int, int]:
-        """The shape that every tensor has for a pass over `slots` slots."""
+        """Return the shape that every tensor has for a pass over `slots` slots."""
         return slots, self._heads, self.capacity + self._spare, self._head_dim
 
-    def places(self, slot: int = 0) -> Iterator[tuple[str, int]]:
-        """Yield for every tensor the name of its input, and the address of the part of `slot`."""
+    def addresses(self, slot: int = 0) -> Iterator[tuple[str, int]]:
+        """Yield for every tensor the name of the trunk's input and the address of `slot` in it."""
         offset = slot * self._heads * self._pitch(self.capacity)
         for name, address in self._addresses.items():
             yield name, address + offset
 
     def _pitch(self, capacity: int) -> int:
-        """The bytes of one head of one slot."""
+        """Return the bytes of one head of one slot."""
         return (capacity + self._spare) * self.entry_bytes
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         """Copy the first `lengths[slot]` entries of every slot into new tensors for `capacity`
         tokens. If it fails, the cache stays as it was."""
-        grown: dict[str, int] = {}
+        resized: dict[str, int] = {}
         try:
             for name in self.names:
-                grown[name] = self._memory.allocate(
+                resized[name] = self._memory.allocate(
                     self.slots * self._heads * self._pitch(capacity)
                 )
             if self.capacity:
-                for name, address in grown.items():
+                for name, address in resized.items():
                     self._copy(self._addresses[name], address, capacity, lengths)
         except BaseException:
-            for address in grown.values():
+            for address in resized.values():
                 self._memory.free(address)
             raise
-        old, self._addresses, self.capacity = self._addresses, grown, capacity
+        old, self._addresses, self.capacity = self._addresses, resized, capacity
         for address in old.values():
             self._memory.free(address)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of slot `source` to slot `target`."""
-        pitch = self._pitch(self.capacity)
-        for address in self._addresses.values():
-            first, second = (address + slot * self._heads * pitch for slot in (source, target))
-            self._memory.copy_rows(
-                second, pitch, first, pitch, length * self.entry_bytes, self._heads
-            )
+        pitch, size = self._pitch(self.capacity), length * self.entry_bytes
+        for (_, old), (_, new) in zip(self.addresses(source), self.addresses(target), strict=True):
+            self._memory.copy_rows(new, pitch, old, pitch, size, self._heads)
 
     def saved_bytes(self, length: int) -> int:
-        """The bytes of the first `length` entries of a slot, in all tensors."""
+        """Return the bytes that `save` writes for the first `length` entries of a slot."""
         return len(self.names) * self._heads * length * self.entry_bytes
 
     def save(self, slot: int, length: int, address: int) -> None:
-        """Copy the first `length` entries of `slot` to `address`, one tensor [KVH,length,D] after
-        another."""
+        """Copy the first `length` entries of `slot` to the memory at `address`, as tensors
+        [KVH,length,D] one after another."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
-        for number, (_, tensor) in enumerate(self.places(slot)):
-            self._memory.copy_rows(
-                address + number * self._heads * size, size, tensor, pitch, size, self._heads
-            )
+        for number, (_, tensor) in enumerate(self.addresses(slot)):
+            saved = address + number * self._heads * size
+            self._memory.copy_rows(saved, size, tensor, pitch, size, self._heads)
 
     def load(self, slot: int, count: int, address: int, length: int) -> None:
-        """Copy into `slot` the first `count` of the `length` entries that `save` wrote to
-        `address`."""
+        """Copy to `slot` the first `count` of the `length` entries that were saved at `address`."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
-        for number, (_, tensor) in enumerate(self.places(slot)):
-            source = address + number * self._heads * size
+        for number, (_, tensor) in enumerate(self.addresses(slot)):
+            saved = address + number * self._heads * size
             self._memory.copy_rows(
-                tensor, pitch, source, size, count * self.entry_bytes, self._heads
+                tensor, pitch, saved, size, count * self.entry_bytes, self._heads
             )
 
     def keep_rows(self, slot: int, length: int, rows: Sequence[int]) -> None:
-        """Move the K/V of some rows of the last window, which begins after the first `length`
-        entries of `slot`, next to each other at its beginning. rows: rising, and the first is 0."""
+        """Keep only the K/V of `rows` of the last window, whose entries follow the first `length`
+        of `slot`: move them next to each other. rows: rising from 0, the root."""
         pitch, size = self._pitch(self.capacity), self.entry_bytes
         for index, row in enumerate(rows):
-            if index == row:  # as all rows of a chain
+            if index == row:  # in place already, as all rows of a chain
                 continue
-            for _, address in self.places(slot):
+            for _, address in self.addresses(slot):
                 target, source = (address + (length + entry) * size for entry in (index, row))
                 self._memory.copy_rows(target, pitch, source, pitch, size, self._heads)
 
     def _copy(self, source: int, target: int, capacity: int, lengths: Sequence[int]) -> None:
+        """Copy the tensor at address `source` to `target`, where it has another capacity."""
         old, new = self._pitch(self.capacity), self._pitch(capacity)
         for slot, length in enumerate(lengths):
             first, second = source + slot * self._heads * old, target + slot * self._heads * new
@@ -359,26 +359,26 @@ class KVCache:
 
 
 class NoiseRows:
-    """The noise offsets that tails read (`pass_runtime.bundle.noise`): a row [positions,2] int64
-    per slot and stream.
+    """Writes the noise offsets that tails read (`pass_runtime.bundle.noise`): for every stream a
+    buffer with a row [positions,2] int64 for each slot.
 
     A row is filled from the slot's present position to NOISE_AHEAD_POSITIONS beyond its next pass,
-    and further when a later pass needs it. So the cost of starting a request does not grow with the
-    KV capacity.
+    and further when a later pass needs it, so that the cost of starting a request does not grow
+    with the KV capacity.
     """
 
     def __init__(self, buffers: Buffers, rule: Rule, slots: int, positions: int) -> None:
         self._buffers, self._positions = buffers, positions
         self._streams = STREAMS if rule == "rejection" else STREAMS[:1]
         self._seeds: list[int | None] = [None] * slots
-        self._filled = [range(0)] * slots
+        self._filled = [range(0)] * slots  # the positions that are filled in each slot's row
 
     def begin(self, slot: int, seed: int | None) -> None:
-        """Start another text in `slot`. seed: None for greedy decoding, which needs no noise."""
+        """Start a new text in `slot`. seed: None for greedy decoding, which needs no noise."""
         self._seeds[slot], self._filled[slot] = seed, range(0)
 
     def cover(self, slot: int, first: int, stop: int) -> None:
-        """Fill positions `first` .. `stop`-1 of the row of `slot` unless they are filled."""
+        """Fill the positions `first` to `stop`-1 of the row of `slot` unless they are filled."""
         seed, filled = self._seeds[slot], self._filled[slot]
         stop = min(stop, self._positions)
         if seed is None or (filled.start <= first and stop <= filled.stop):

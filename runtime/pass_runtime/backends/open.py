@@ -1,4 +1,4 @@
-"""Opens the backend for a device name (see `devices`)."""
+"""Opens the backend that a device name (`devices`) and a bundle's manifest ask for."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ log = logging.getLogger("pass_runtime.device")
 
 
 def gpus_of_replica(name: str) -> int:
-    """Return how many GPUs Ray must give to a process that opens `name`. Raises PassError if `name`
-    has a number: the process sees only the GPUs from Ray, so the number could mean another GPU."""
+    """Return how many GPUs Ray must give to a process that opens the device `name`. Raises
+    PassError if `name` has a GPU's number: the process sees only the GPUs that Ray gives it, so the
+    number could mean another GPU than the user thinks."""
     device, _ = split_device(name)
     if ":" in name:
         raise PassError(f"device {name!r}: Ray chooses the GPU of every replica; use {device}")
@@ -36,8 +37,8 @@ def open_backend(
     verify: bool = True,
     weight_cache: bool = False,
 ) -> Backend:
-    """Open the backend for a device name. The keyword arguments are fields of `LoadOptions`. Raises
-    PassError if a library, a GPU or the engines are missing."""
+    """Open the backend for the device name `device`. The keyword arguments are fields of
+    `LoadOptions`. Raises PassError if a library, a GPU or the engines are missing."""
     check_load_options(bundle, manifest, device, capacity)
     if device == "auto" and (library := find_engine_library(manifest)) is not None:
         device = library.name
@@ -69,8 +70,8 @@ def open_backend(
 
 
 def check_load_options(bundle: Path, manifest: Manifest, device: str, capacity: int | None) -> None:
-    """Raises PassError if no machine could open the bundle on such a device with this KV capacity
-    in tokens."""
+    """Raise PassError if no machine could open the bundle on `device` with the KV capacity
+    `capacity` (tokens; None: the model's)."""
     if capacity is not None and capacity > manifest.model.max_capacity:
         limit = manifest.model.max_capacity
         raise PassError(
@@ -84,7 +85,7 @@ def check_load_options(bundle: Path, manifest: Manifest, device: str, capacity: 
 
 
 def find_engine_library(manifest: Manifest) -> Library | None:
-    """The library whose engines in the bundle fit this machine; None if there is none."""
+    """Return a library whose engines in the bundle run on this machine; None if there is none."""
     if not manifest.engines:
         return None
     device = find_device()
@@ -104,6 +105,7 @@ def find_engine_library(manifest: Manifest) -> Library | None:
 
 
 def _version(library: Library) -> str | None:
+    """Return the installed version of `library`; None if it cannot be imported."""
     try:
         return str(import_library(library).__version__)
     except PassError:

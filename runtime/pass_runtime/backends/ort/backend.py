@@ -287,7 +287,7 @@ class OrtBackend(Backend):
         cache = self.cache
         past = [
             BoundTensor(name, cache.dtype, cache.shape(batch), address)
-            for name, address in cache.places(slot)
+            for name, address in cache.addresses(slot)
         ]
         return past, [
             BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past

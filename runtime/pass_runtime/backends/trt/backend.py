@@ -176,7 +176,7 @@ class TrtBackend(Backend):
             COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False
         )
         shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.address_of(columns)
-        for name, address in self.cache.places(slot):
+        for name, address in self.cache.addresses(slot):
             shapes[name], addresses[name] = self.cache.shape(batch), address
         for output, source in engine.aliases.items():
             addresses[output] = addresses[source]
