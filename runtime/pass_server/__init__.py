@@ -1,2 +1,2 @@
-"""An OpenAI-compatible HTTP server of a `pass_runtime.Session`: `app.make_app` makes the app,
-`server.py` runs it."""
+"""An OpenAI-compatible HTTP server that decodes with a `pass_runtime.Session`. `app.make_app` makes
+the app, and `server.py` runs it."""

@@ -1,6 +1,6 @@
-"""Errors of requests, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""The errors that clients get, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
-Nothing here depends on an HTTP server: the model for Triton uses it too.
+Nothing here depends on HTTP: the model for Triton uses these errors too.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from pydantic import ValidationError
 from pass_runtime import ConstraintStopped, PassError, QueueFull, TooManyConstraints
 
 log = logging.getLogger("pass_server")
-
-
 MAX_MESSAGE_CHARS = 600
 """The most characters of an error's message, and of its param."""
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def shortened(text: str) -> str:
-    """`text`, without its middle if it is too long: messages may quote what a client sent."""
+    """Return `text`, without its middle if it is too long: it may quote what a client sent."""
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     gap, half = " ... ", MAX_MESSAGE_CHARS // 2
@@ -30,8 +28,9 @@ def shortened(text: str) -> str:
 
 
 class ApiError(Exception):
-    """The error that a client gets. status: the HTTP status. param: the path of the field at fault.
-    code: OpenAI's name of the error. A long message or param is shortened."""
+    """The error that a client gets. status, headers: of the HTTP response. param: the path of the
+    field at fault, such as `messages.0.content`. code: OpenAI's name of the error. The message and
+    param are shortened if they are too long."""
 
     def __init__(
         self,
@@ -49,6 +48,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
+        """The JSON of the response."""
         error_type = _ERROR_TYPES.get(
             self.status, "server_error" if self.status >= 500 else "invalid_request_error"
         )
@@ -57,15 +57,14 @@ class ApiError(Exception):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The error for the client whose request `error` ended. A bug is logged."""
+    """Return what the client gets if its request ends with the exception `error`. An exception that
+    nobody raised on purpose is a bug: it is logged, and the client learns nothing about it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
         return ApiError("the request took longer than this server allows", 504, code="timeout")
     if isinstance(error, QueueFull | TooManyConstraints):
-        message = str(error)
-        if isinstance(error, QueueFull):
-            message = f"{error.reason}; try again later"
+        message = f"{error.reason}; try again later" if isinstance(error, QueueFull) else str(error)
         return ApiError(message, 429, code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, ConstraintStopped) or isinstance(error.__cause__, ConstraintStopped):
         return ApiError(str(error), code="constraint_too_complex")
@@ -76,28 +75,30 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
-    """The error for a known field with an unsupported value; numbers and booleans are quoted."""
+    """Return the error for a field of the API with a value that this server does not support. The
+    message quotes numbers and booleans, since other values may be long. why: the reason."""
     quoted = value if isinstance(value, int | float | bool) else "with this value"
     message = f"{param} {quoted} is not supported by this server" + (f": {why}" if why else "")
     return ApiError(message, param=param, code="unsupported_parameter")
 
 
 def shutting_down() -> ApiError:
+    """Return the error for requests that come, or have not ended, while the server shuts down."""
     return ApiError(
         "the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"}
     )
 
 
 _UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
-"""Types that pydantic adds to the path of an error in a union, as in `stop.constrained-str`; its
-names of other types have a bracket."""
+"""If a field's type is a union, pydantic adds the member that it tried to the path of an error, as
+in `stop.constrained-str`. These are names of such members; all other names contain a bracket."""
 
 
 def validation_error(error: ValidationError) -> ApiError:
-    """The error for the first problem that pydantic found."""
+    """Return the error for the first problem that pydantic found."""
     problem = error.errors(include_url=False, include_input=False)[0]
     path = [part for part in problem["loc"] if "[" not in str(part) and part not in _UNION_TAGS]
-    # The role or type of a message or item is no part of the path: "user" in messages.0.user.name.
+    # pydantic also adds the role of a message or the type of an item: messages.0.user.name.
     if len(path) > 2 and path[0] in ("messages", "input") and isinstance(path[1], int):
         del path[2]
     param = ".".join(map(str, path))

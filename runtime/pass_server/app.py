@@ -1,4 +1,5 @@
-"""The ASGI app, `make_app(session, options)`, which `server.py` or another ASGI server runs."""
+"""Makes the ASGI app that answers requests with a session. `server.py` runs it with uvicorn;
+another ASGI server can run it too."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from pass_server.middleware import (
     Admission,
     BodyLimit,
     HeadAsGet,
-    Options,
+    OptionsMethod,
     ResponseLog,
     TrailingSlash,
     add_error_handlers,
@@ -52,15 +53,15 @@ from pass_server.tokenizing import add_tokenize_endpoints
 
 M = TypeVar("M", bound=BaseModel)
 SHORT_BODY_BYTES = 1 << 12
-"""Bodies up to this size are parsed in the event loop, since a thread would take longer."""
+"""Bodies up to this size are parsed in the event loop: handing them to a thread takes longer."""
 MAX_JSON_NODES = 1 << 16
-"""The most objects, fields and lists in a body: no other thread runs while Python makes them."""
+"""The most objects, fields and lists in a body: no other thread runs while they are parsed."""
 _JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class BodyRoute(APIRoute):
-    """A route that validates long bodies in a thread, and calls its endpoint with the body and the
-    `Request`. FastAPI itself validates bodies in the event loop."""
+    """A route that parses the body, in a thread if it is long, and calls the endpoint with the
+    result and the `Request`. FastAPI itself would parse every body in the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         if self.body_field is None:
@@ -84,9 +85,12 @@ class BodyRoute(APIRoute):
 
 
 def parse_body(model: type[M], body: bytes) -> M:
-    """The body as an instance of `model`. Raises ApiError, which names the first invalid field."""
-    # The first count may be too high, because strings may contain `[`, `{` and `:`.
-    if _count_json_nodes(body) > MAX_JSON_NODES < _count_json_nodes(_JSON_STRING.sub(b"", body)):
+    """Return the body as an instance of `model`. Raises ApiError for the first invalid field."""
+    # The fast first count may be too high, because strings may contain `[`, `{` and `:`.
+    if (
+        _count_json_nodes(body) > MAX_JSON_NODES
+        and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES
+    ):
         problem = f"the body has more than {MAX_JSON_NODES} objects, fields and lists"
         raise ApiError(problem, code="body_too_large")
     body = body.removeprefix(codecs.BOM_UTF8)
@@ -95,12 +99,12 @@ def parse_body(model: type[M], body: bytes) -> M:
         raise ApiError(problem, code="invalid_json")
     try:
         # Up to five times as fast as `json`, so that other threads wait less.
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        problem = f"the body is not JSON: {error}"
-        if not _is_utf8(body):
-            problem = "the body is not UTF-8; send JSON in UTF-8"
+        value = from_json(body.decode(), allow_inf_nan=False)
+    except UnicodeDecodeError:
+        problem = "the body is not UTF-8; send JSON in UTF-8"
         raise ApiError(problem, code="invalid_json") from None
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -108,16 +112,8 @@ def parse_body(model: type[M], body: bytes) -> M:
 
 
 def _count_json_nodes(body: bytes) -> int:
-    """The number of objects, fields and lists of JSON that has no strings."""
+    """Return the number of objects, fields and lists in JSON that has no strings."""
     return body.count(b"[") + body.count(b"{") + body.count(b":")
-
-
-def _is_utf8(body: bytes) -> bool:
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _is_json(content_type: str) -> bool:
@@ -129,12 +125,12 @@ def _is_json(content_type: str) -> bool:
     )
 
 
-_ERROR = {
+_ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
 }
-_DESCRIPTIONS = {
+_ERROR_DESCRIPTIONS = {
     400: "The request is invalid.",
     401: "No valid API key.",
     404: "No such model.",
@@ -147,20 +143,22 @@ _DESCRIPTIONS = {
     504: "The request took too long.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
-    for status, description in _DESCRIPTIONS.items()
+    status: {"description": description, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
+    for status, description in _ERROR_DESCRIPTIONS.items()
 }
+"""The error responses in the OpenAPI document, by status."""
 RESPONSES: dict[int | str, dict[str, Any]] = ERRORS | {
     200: {
         "description": "The answer; with stream, server-sent events.",
         "content": {"application/json": {}, "text/event-stream": {}},
     }
 }
+"""All responses of the endpoints that generate, in the OpenAPI document."""
 
 
 def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
-    """The app that serves `session`, which the caller opens and closes. Before the server stops,
-    the caller awaits `app.state.service.drain(seconds)`."""
+    """Return the app that serves `session`, which the caller opens and closes. Before the server
+    stops, the caller awaits `app.state.service.drain(seconds)`."""
     options = options or ServeOptions()
     model = options.model_name or session.manifest.model.name
     sink = PrometheusSink(session, model)
@@ -177,9 +175,10 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     _add_probes(app, service, sink)
     if options.page:
         add_page(app)
+    # The middleware that is added last gets a request first.
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds)
     app.add_middleware(Admission, keys=options.keys)
-    app.add_middleware(Options, routes=app.routes)
+    app.add_middleware(OptionsMethod, routes=app.routes)
     app.add_middleware(HeadAsGet)
     if options.cors_origins:
         app.add_middleware(
@@ -280,8 +279,8 @@ def _add_responses(app: FastAPI, service: Service) -> None:
 
 
 class PrometheusSink:
-    """A `MetricSink` with a registry of its own. It counts and observes what is recorded; gauges
-    are read from `session` for every request to /metrics."""
+    """A `MetricSink` that keeps counters and histograms in a Prometheus registry of its own. Gauges
+    are not recorded, but read from `session` for every request to /metrics."""
 
     def __init__(self, session: Session, model: str) -> None:
         self._registry = CollectorRegistry()
@@ -289,27 +288,30 @@ class PrometheusSink:
         self._families: dict[Metric, Counter | Histogram] = {}
         self._recorder = cache(self._find_recorder)
         for metric in (*RECORDED, HTTP_RESPONSES):
-            described = (metric.name, metric.description, ("model_name", *metric.labels))
+            arguments = (metric.name, metric.description, ("model_name", *metric.labels))
             if metric.kind == "counter":
-                self._families[metric] = Counter(*described, registry=self._registry)
+                self._families[metric] = Counter(*arguments, registry=self._registry)
             else:
                 self._families[metric] = Histogram(
-                    *described, registry=self._registry, buckets=metric.buckets
+                    *arguments, registry=self._registry, buckets=metric.buckets
                 )
 
     def record(self, metric: Metric, value: float, *labels: object) -> None:
         self._recorder(metric, *labels)(value)
 
     def _find_recorder(self, metric: Metric, *labels: object) -> Callable[[float], None]:
+        """Return the function that records a value of `metric` with these labels."""
         labelled = self._families[metric].labels(*labels)
         return labelled.inc if isinstance(labelled, Counter) else labelled.observe
 
     def text(self) -> bytes:
-        """The body of /metrics."""
+        """Return the body of /metrics."""
         return generate_latest(self._registry)
 
 
 class _Gauges(Collector):
+    """Gives the registry the present values of the gauges."""
+
     def __init__(self, session: Session, model: str) -> None:
         self._session, self._model = session, model
 

@@ -1,4 +1,5 @@
-"""The formats in which families of models write tool calls: the reader and the grammar of each."""
+"""The formats in which families of models write tool calls. Each has a reader, which finds the
+calls in a turn, and grammar rules, with which a request can require calls."""
 
 from __future__ import annotations
 
@@ -17,17 +18,21 @@ from pass_server.turn_reader import TurnDelta
 
 @dataclass(frozen=True)
 class Function:
-    """A function that may be called. parameters: the JSON schema of its arguments."""
+    """A function that the model may call. parameters: the JSON schema of the arguments."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CallFormat(ABC):
-    """A format of tool calls. name: its name in --tool-call-parser. markers: texts around calls,
-    which the reader gets even if they are special tokens. template_signs: texts in every chat
-    template of this format. foreign_signs: texts only in templates of other formats. arguments_key:
-    the key of a call's arguments. parallel: whether a turn may have several calls."""
+    """A format of tool calls.
+
+    name: what --tool-call-parser calls the format. markers: the texts around calls; the reader gets
+    them even if they are special tokens. template_signs: texts that every chat template of this
+    format contains. foreign_signs: texts that only templates of other formats contain.
+    arguments_key: the key of the arguments in a call's JSON object. parallel: whether a turn may
+    have several calls.
+    """
 
     name: str
     markers: tuple[str, ...]
@@ -38,31 +43,32 @@ class CallFormat(ABC):
 
     @abstractmethod
     def reader(self, names: Collection[str]) -> CallReader:
-        """A reader for one turn, which may call the functions `names`."""
+        """Return a reader for one turn that may call the functions `names`."""
 
     @abstractmethod
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
-        """The right side of the Lark rule for one call, or several if `parallel`. It uses the rule
-        `call`: a call's JSON object. terminal: maps a marker to its Lark terminal."""
+        """Return the right side of the Lark rule for one call with its markers, or for several
+        calls if `parallel`. In it the rule `call` stands for a call's JSON object. terminal:
+        returns the Lark terminal of a marker."""
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Return an id for a call."""
         return f"call_{secrets.token_hex(12)}"
 
     def matches_template(self, template: str) -> bool:
-        """Whether a chat template writes calls in this format."""
+        """Return whether a chat template writes calls in this format."""
         foreign = any(sign in template for sign in self.foreign_signs)
         return not foreign and all(sign in template for sign in self.template_signs)
 
     def rules(
         self, functions: Sequence[Function], terminal: Callable[[str], str], *, parallel: bool
     ) -> str:
-        """Lark rules for a turn that calls some of these functions. The first rule is `calls`."""
+        """Return Lark rules for a turn that calls some of these functions. The first is `calls`."""
         lines = [f"calls: {self.calls_rule(terminal, parallel=parallel and self.parallel)}"]
         lines.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
-            begins = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
-            lines.append(f'call{i}: {json.dumps(begins)} arguments{i} "}}"')
+            opening = f'{{"name": {json.dumps(function.name)}, "{self.arguments_key}": '
+            lines.append(f'call{i}: {json.dumps(opening)} arguments{i} "}}"')
             # The title names the function in errors.
             schema = {"type": "object", **function.parameters, "title": function.name}
             lines.append(Constraint(json_schema=schema).lark(f"arguments{i}"))
@@ -80,37 +86,37 @@ class Hermes(CallFormat):
 
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
         opening, closing = (terminal(marker) for marker in self.markers)
-        one = f'{opening} "\\n" call "\\n" {closing}'
-        return f'{one} ("\\n" {one})*' if parallel else one
+        marked_call = f'{opening} "\\n" call "\\n" {closing}'
+        return f'{marked_call} ("\\n" {marked_call})*' if parallel else marked_call
 
 
 class _HermesReader(MarkedReader):
-    """Reads calls with markers, and calls without them at the beginning of a turn: small models
-    such as Qwen2.5-Coder leave them out."""
+    """Reads calls with markers, and at the beginning of a turn also calls without: small models
+    such as Qwen2.5-Coder leave the markers out."""
 
     marker, closing = Hermes.markers
     _unmarked_allowed = True  # whether the next call may have no markers
 
-    def _find_call(self, parts: list[TurnDelta]) -> bool:
-        rest = self._held.lstrip()
-        if self._unmarked_allowed and not rest:
+    def _find_call(self, deltas: list[TurnDelta]) -> bool:
+        stripped = self._held.lstrip()
+        if self._unmarked_allowed and not stripped:
             return False
-        if self._unmarked_allowed and rest[0] == "{":
-            self._begin_call(self._held[: len(self._held) - len(rest)], rest)
+        if self._unmarked_allowed and stripped[0] == "{":
+            self._begin_call(self._held[: len(self._held) - len(stripped)], stripped)
             return True
         self._unmarked_allowed = False
-        return super()._find_call(parts)
+        return super()._find_call(deltas)
 
-    def _reject_call(self, parts: list[TurnDelta]) -> None:
+    def _reject_call(self, deltas: list[TurnDelta]) -> None:
         self._unmarked_allowed = False
-        super()._reject_call(parts)
+        super()._reject_call(deltas)
 
     def _read_after_call(self) -> bool:
         rest = self._held.lstrip()
         if rest.startswith(self.closing):
             self._held, self._unmarked_allowed = rest.removeprefix(self.closing), False
             return True
-        if self.closing.startswith(rest):
+        if self.closing.startswith(rest):  # white space, or the beginning of the closing marker
             return False
         self._held, self._state = rest, "text"
         return True
@@ -126,17 +132,19 @@ class Mistral(CallFormat):
         return _MistralReader(names)
 
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
-        more = ' (", " call)*' if parallel else ""
-        return f'{terminal(self.markers[0])} " [" call{more} "]"'
+        further_calls = ' (", " call)*' if parallel else ""
+        return f'{terminal(self.markers[0])} " [" call{further_calls} "]"'
 
     def new_id(self) -> str:
-        """Nine letters and digits, as Mistral's chat templates require."""
+        """Return nine letters and digits: Mistral's chat templates require such ids."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class _MistralReader(MarkedReader):
+    """Reads the list of calls that follows the marker."""
+
     marker = Mistral.markers[0]
-    _in_list = False  # whether the list's bracket was read
+    _in_list = False  # whether the list's opening bracket was read
 
     def _after_marker(self, before: str, held: str) -> None:
         self._before, self._held, self._state, self._in_list = before, held, "after", False
@@ -157,12 +165,13 @@ class _MistralReader(MarkedReader):
             self._held, self._state = self._before + self._held, "rest"
         return True
 
-    def _reject_call(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002
+    def _reject_call(self, deltas: list[TurnDelta]) -> None:  # noqa: ARG002
         self._state = "rest"
 
 
 class Llama3Json(CallFormat):
-    """`{"name": ..., "parameters": {...}}` as the whole turn. More calls after `;` are read too."""
+    """`{"name": ..., "parameters": {...}}` is the whole turn. A reader takes further calls after
+    `;` too, which models write although the format has none."""
 
     name, markers = "llama3_json", ("<|python_tag|>",)
     template_signs = ('"parameters": ', "<|start_header_id|>")
@@ -179,14 +188,14 @@ class Llama3Json(CallFormat):
 class _Llama3Reader(CallReader):
     marker = Llama3Json.markers[0]
 
-    def _find_call(self, parts: list[TurnDelta]) -> bool:  # noqa: ARG002
-        return self._begin(self._held.lstrip())
+    def _find_call(self, deltas: list[TurnDelta]) -> bool:  # noqa: ARG002
+        return self._read_start(self._held.lstrip())
 
     def _read_after_call(self) -> bool:
-        return self._begin(self._held.lstrip(" \n;"))
+        return self._read_start(self._held.lstrip(" \n;"))
 
-    def _begin(self, rest: str) -> bool:
-        """Begin the call at the start of `rest`, or read it as content. Returns as `_find_call`."""
+    def _read_start(self, rest: str) -> bool:
+        """Begin a call if `rest` starts with one, else read it as content. Return as `_step`."""
         call = rest.removeprefix(self.marker).lstrip()
         if not call or self.marker.startswith(rest):
             return False
@@ -197,16 +206,16 @@ class _Llama3Reader(CallReader):
             self._state = "rest"
         return True
 
-    def _reject_call(self, parts: list[TurnDelta]) -> None:  # noqa: ARG002
+    def _reject_call(self, deltas: list[TurnDelta]) -> None:  # noqa: ARG002
         self._state = "rest"
 
 
 FORMATS: Mapping[str, CallFormat] = {
     form.name: form for form in (Hermes(), Llama3Json(), Mistral())
 }
-"""By name."""
+"""All formats, by name."""
 
 
 def format_of(template: str) -> CallFormat | None:
-    """The format in which a chat template writes tool calls; None if it is none of FORMATS."""
+    """Return the format in which a chat template writes tool calls; None if FORMATS lacks it."""
     return next((form for form in FORMATS.values() if form.matches_template(template)), None)

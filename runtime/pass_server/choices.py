@@ -1,4 +1,4 @@
-"""The choices of an answer, each with its sequence, and the message of a chat as it grows."""
+"""The choices of an answer: each is a sequence and, in a chat, the message that grows with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Json = dict[str, Any]
 
 
 class ChatAnswer:
-    """Collects the message of a chat's choice from its text. content, reasoning and calls: those of
-    the text so far."""
+    """Collects the message of a chat's choice. content, reasoning, calls: in the text so far."""
 
     def __init__(self, turn_format: TurnFormat) -> None:
         self._format, self._reader = turn_format, turn_format.reader()
@@ -29,16 +28,16 @@ class ChatAnswer:
         self.calls: list[Json] = []
 
     def push(self, text: str) -> list[Json]:
-        """Read the next text, markers included. Returns its deltas in OpenAI's form."""
-        return [self._delta(part) for part in self._reader.push(text)]
+        """Read the next text, markers included. Return its deltas in OpenAI's form."""
+        return [self._add(delta) for delta in self._reader.push(text)]
 
     def finish(self, *, cut: bool) -> list[Json]:
-        """The deltas of the text that was held back. Call it after the last `push`. cut: whether
-        the text ended in the middle of a turn, by its length or a stop string."""
-        return [self._delta(part) for part in self._reader.finish(cut=cut)]
+        """Return the deltas of the text that was held back. Call it after the last `push`. cut:
+        whether the text ended in the middle of a turn, by its length or a stop string."""
+        return [self._add(delta) for delta in self._reader.finish(cut=cut)]
 
     def message(self) -> Json:
-        """The whole message."""
+        """Return the whole message."""
         content = self.content or (None if self.calls else "")
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -48,46 +47,45 @@ class ChatAnswer:
         return message
 
     def count_reasoning_tokens(self, tokens: Sequence[Token]) -> int:
-        """The number of reasoning tokens: those before the first content or tool call. tokens: all
-        tokens of the text."""
+        """Return how many of the answer's `tokens` precede its first content and tool call."""
         if not self.reasoning:
             return 0
         reader = self._format.reader()
         for i, token in enumerate(tokens):
-            if any(not isinstance(part, ReasoningDelta) for part in reader.push(token.text)):
+            if any(not isinstance(delta, ReasoningDelta) for delta in reader.push(token.text)):
                 return i
         return len(tokens)
 
-    def _delta(self, part: TurnDelta) -> Json:
-        if isinstance(part, ContentDelta):
-            self.content += part.text
-            return {"content": part.text}
-        if isinstance(part, ReasoningDelta):
-            self.reasoning += part.text
-            return {"reasoning_content": part.text}
-        if isinstance(part, ToolCallStart):
+    def _add(self, delta: TurnDelta) -> Json:
+        """Add a delta to the message, and return it in OpenAI's form."""
+        if isinstance(delta, ContentDelta):
+            self.content += delta.text
+            return {"content": delta.text}
+        if isinstance(delta, ReasoningDelta):
+            self.reasoning += delta.text
+            return {"reasoning_content": delta.text}
+        if isinstance(delta, ToolCallStart):
             assert self._format.calls is not None
-            function = {"name": part.name, "arguments": ""}
+            function = {"name": delta.name, "arguments": ""}
             call = {"id": self._format.calls.new_id(), "type": "function", "function": function}
             self.calls.append(call)
-            call = call | {"function": dict(function)}
+            call = call | {"function": dict(function)}  # a copy, since the arguments still grow
         else:
-            assert isinstance(part, ArgumentsDelta)
-            self.calls[-1]["function"]["arguments"] += part.text
-            call = {"function": {"arguments": part.text}}
+            assert isinstance(delta, ArgumentsDelta)
+            self.calls[-1]["function"]["arguments"] += delta.text
+            call = {"function": {"arguments": delta.text}}
         return {"tool_calls": [{"index": len(self.calls) - 1, **call}]}
 
 
 @dataclass
 class Choice:
-    """One sequence of a request.
+    """One sequence of a request, and what its answer needs.
 
-    arrived: when the request came; first_written, last_written: when the sequence's first and last
-    tokens were written (None, 0: not yet); in seconds of `time.perf_counter`.
-    echo: the prompt's text if the answer repeats it first (`echo` of the request), else "".
-    answer: collects a chat's message; None for plain text.
-    offset_detokenizer: computes the text offsets in logprobs. It has read every token sent so far;
-    None until the first token is sent.
+    arrived: when the request came. first_written, last_written: when the sequence's first and last
+    tokens were written; None and 0 before that. All three are seconds of `time.perf_counter`. echo:
+    the prompt's text if the answer repeats it first (`echo` of the request), else "". answer:
+    collects a chat's message; None for plain text. offset_detokenizer: computes the text offsets in
+    logprobs. It has read every token sent so far; None until the first token is sent.
     """
 
     index: int
@@ -100,13 +98,11 @@ class Choice:
     offset_detokenizer: Detokenizer | None = None
 
     def finish_answer(self) -> list[Json]:
-        """The last deltas of a chat's message; [] for plain text."""
+        """Return the last deltas of a chat's message; [] for plain text."""
         if self.answer is None:
             return []
-        stopped_by_string = isinstance(self.generation.stop_reason, str)
-        return self.answer.finish(
-            cut=stopped_by_string or self.generation.finish_reason == "length"
-        )
+        at_stop_string = isinstance(self.generation.stop_reason, str)
+        return self.answer.finish(cut=at_stop_string or self.generation.finish_reason == "length")
 
     @property
     def mean_logprob(self) -> float:

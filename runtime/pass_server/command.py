@@ -1,4 +1,4 @@
-"""pass-run serve: the command of this package, which `pass-run` lists among its own."""
+"""pass-run serve. `pass_runtime.cli.main` lists this command by its name and imports it if used."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def serve(bundle: Path, **options: Any) -> None:
     """
     with importing("serve"):
         from pass_server.server import run_server
-    where, served = opts.take(ListenOptions, options), serve_options(options)
-    opened = LoadOptions(**options)
+    listening, serving = opts.take(ListenOptions, options), serve_options(options)
+    loading = LoadOptions(**options)  # the options that are left
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     run_server(
-        lambda: opts.open_bundle(bundle, opened),
-        served,
-        where,
+        lambda: opts.open_bundle(bundle, loading),
+        serving,
+        listening,
         report=partial(click.echo, err=True),
     )

@@ -1,4 +1,4 @@
-"""What requests of /v1/completions have and chats do not: several prompts, token ids, `echo`."""
+"""Fields of /v1/completions that chats do not have: `prompt`, `suffix`, `best_of`, `echo`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pass_server.schemas import CompletionRequest
 
 
 def prompt_list(prompt: Any) -> list[str | list[int]]:
-    """The prompts of the field `prompt`, which is one prompt or a list of them."""
-    if isinstance(prompt, str):
-        return [prompt]
-    return [prompt] if isinstance(prompt[0], int) else prompt
+    """Return the prompts of the field `prompt`: text or token ids, of one prompt or of several."""
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
 def completion_ids(session: Session, request: CompletionRequest) -> list[list[int]]:
-    """The token ids of each prompt. Raises ApiError if a prompt is empty or a token is unknown."""
+    """Return the token ids of each prompt. Raises ApiError if there are none, or one is unknown."""
     prompts = [
         session.encode(each) if isinstance(each, str) else each
         for each in prompt_list(request.prompt)
@@ -33,7 +31,7 @@ def completion_ids(session: Session, request: CompletionRequest) -> list[list[in
 
 
 def check_completion(request: CompletionRequest) -> None:
-    """Raises ApiError if fields contradict each other. `only` fields were checked before."""
+    """Raise ApiError if fields contradict each other."""
     n, best_of = request.n or 1, request.best_of
     if request.suffix:
         why = "this model was trained to continue a text, not to fill a gap before a suffix"
@@ -50,7 +48,7 @@ def check_completion(request: CompletionRequest) -> None:
 
 
 def echoed_prompts(session: Session, request: CompletionRequest) -> tuple[str, ...]:
-    """The text of each prompt, if the answer repeats it first; () if not."""
+    """Return the text of each prompt if `echo` asks for it, else ()."""
     if not request.echo:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""Expands compressed bodies of requests, gzip and zstd, up to a limit."""
+"""Expands request bodies that are compressed with gzip or zstd, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import zstandard
 from pass_server.api_error import ApiError
 
 MAX_ZSTD_WINDOW = 1 << 23
-"""The largest window, in bytes, that decoders of zstd over HTTP must support (RFC 9659)."""
+"""The bytes of the largest zstd window that a client may use over HTTP (RFC 9659)."""
 
 
-def expanded(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The expanded body; never more than `max_bytes` are in memory. encoding: its Content-Encoding.
-    Raises ApiError if it is longer, is not in this encoding, or the encoding is not supported."""
+def expand(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Return the expanded body. encoding: its Content-Encoding. Raises ApiError, and expands no
+    more than `max_bytes` + 1 bytes, if the body has more than `max_bytes`, if it is not in this
+    encoding or cut off, or if the encoding is not supported."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
@@ -39,12 +40,13 @@ def expanded(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int) -> ApiError:
+    """Return the error for a body of more than `max_bytes` bytes."""
     problem = f"the body has more than {max_bytes} bytes, the limit of this server; send less"
     return ApiError(problem, 413, code="body_too_large", headers={"Connection": "close"})
 
 
 def _gzip(body: bytes, max_bytes: int) -> bytes:
-    """Up to `max_bytes` bytes of all members."""
+    """Expand up to `max_bytes` bytes. A body may consist of several gzip members."""
     parts: list[bytes] = []
     while body and max_bytes:
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -57,7 +59,7 @@ def _gzip(body: bytes, max_bytes: int) -> bytes:
 
 
 def _zstd(body: bytes, max_bytes: int) -> bytes:
-    """Up to `max_bytes` bytes of all frames."""
+    """Expand up to `max_bytes` bytes. A body may consist of several zstd frames."""
     decoder = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
     with decoder.stream_reader(io.BytesIO(body), read_across_frames=True) as frames:
         return frames.read(max_bytes)

@@ -1,4 +1,4 @@
-"""The types of request fields: base classes, unsupported fields, messages and tools."""
+"""What the schemas of requests are made of: base classes, unsupported fields, messages, tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_v
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 MAX_TEXT_CHARS = 1 << 24
-"""The most characters of a text; with the default max_body_bytes, bodies are shorter."""
+"""The most characters of a text: more than a body has with the default max_body_bytes."""
 MAX_NAME_CHARS = 1024
 """The most characters of a name or an id."""
 MAX_FIELDS = 256
@@ -26,7 +26,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 @dataclass(frozen=True)
 class MaxKeys:
     """Annotates a dict that may have at most `limit` keys. They are counted before they are
-    validated, since pydantic collects an error for each key."""
+    validated, since pydantic would collect an error for each invalid key."""
 
     limit: int
 
@@ -37,7 +37,7 @@ class MaxKeys:
         return core_schema.no_info_before_validator_function(self.check, bounded)
 
     def check(self, value: Any) -> Any:
-        """The value. Raises PydanticCustomError if it is a dict with more keys."""
+        """Return the value. Raises PydanticCustomError if it is a dict with more keys."""
         if isinstance(value, dict) and len(value) > self.limit:
             message = "an object may have at most {limit} keys here"
             raise PydanticCustomError("too_long", message, {"limit": self.limit})
@@ -61,13 +61,14 @@ class StrictObject(BoundedObject):
     model_config = ConfigDict(extra="forbid")
 
 
-def only(*neutral: Any) -> Any:
-    """A field that may only be null or one of `neutral`, the values that change nothing."""
+def null_or(*neutral: Any) -> Any:
+    """Return a field for what the server does not support: it may only be null or one of `neutral`,
+    the values that change nothing. Validation accepts all values; see `unsupported_field`."""
     return Field(None, json_schema_extra={"enum": [None, *neutral]})
 
 
 def unsupported_field(fields: BaseModel) -> str | None:
-    """The name of the first field whose value its `only` does not allow; None if there is none."""
+    """Return the name of the first field with a value that its `null_or` does not allow, if any."""
     for name, info in type(fields).model_fields.items():
         extra, value = info.json_schema_extra, getattr(fields, name)
         if isinstance(extra, dict) and not any(
@@ -78,7 +79,7 @@ def unsupported_field(fields: BaseModel) -> str | None:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equality that tells 0 from False."""
+    """Return whether the values are equal, where 0 does not equal False."""
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
@@ -86,7 +87,8 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class ContentPart(BoundedObject):
-    """{"type": "text", "text": ...}. `turns` and `responses_chat` refuse other types."""
+    """{"type": "text", "text": ...}. Parts of other types are read too, so that `turns.py` and
+    `responses_chat.py` can refuse them with an error that says what is supported."""
 
     model_config = ConfigDict(extra="allow")
     type: Name
@@ -104,7 +106,7 @@ class CalledFunction(StrictObject):
 
 
 class ToolCall(StrictObject):
-    """A call in an assistant's message."""
+    """A call of a function, in an assistant's message."""
 
     id: str = Field(max_length=256)
     type: Literal["function"] = "function"
@@ -119,7 +121,7 @@ class UserMessage(StrictObject):
         description="developer is taken as system."
     )
     content: Content
-    name: Any = only()
+    name: Any = null_or()
 
 
 class AssistantMessage(StrictObject):
@@ -129,11 +131,11 @@ class AssistantMessage(StrictObject):
     content: Content | None = Field(None, description="null if there are tool_calls only.")
     reasoning_content: Text | None = Field(None, description="For templates that read it.")
     tool_calls: list[ToolCall] | None = Field(None, max_length=1024, fail_fast=True)
-    name: Any = only()
-    refusal: Any = only()
-    audio: Any = only()
-    function_call: Any = only()
-    annotations: Any = only([])
+    name: Any = null_or()
+    refusal: Any = null_or()
+    audio: Any = null_or()
+    function_call: Any = null_or()
+    annotations: Any = null_or([])
 
 
 class ToolMessage(StrictObject):

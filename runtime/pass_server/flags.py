@@ -1,4 +1,4 @@
-"""The flags of every command that serves, made from the tables of options."""
+"""The flags of every command that starts a server, made from the tables of options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pass_server.serve_options import ListenOptions, ServeOptions, read_keys
 
 
 def server_options(command: opts.F) -> opts.F:
-    """The flags of an address, of `ServeOptions`, and of a session that serves."""
+    """Add the flags of the address, those of `ServeOptions`, and those for the session."""
     limits = [name for name, field in ServeOptions.option_fields().items() if field.flag]
     return opts.combined(
         opts.flags_of(ListenOptions, "host", "port", "allow_no_key"),
@@ -26,6 +26,6 @@ def server_options(command: opts.F) -> opts.F:
 
 
 def serve_options(options: dict[str, Any]) -> ServeOptions:
-    """Make ServeOptions of a command's options, and remove these from `options`."""
-    file = options.pop("api_key_file")
-    return opts.take(ServeOptions, options, keys=() if file is None else read_keys(file))
+    """Make ServeOptions of a command's options, which are removed from `options`."""
+    key_file = options.pop("api_key_file")
+    return opts.take(ServeOptions, options, keys=() if key_file is None else read_keys(key_file))

@@ -1,4 +1,5 @@
-"""The JSON of /v1/completions and /v1/chat/completions, whole and as events of a stream."""
+"""Writes answers as JSON, whole or as the events of a stream: the interface of all endpoints, and
+the formats of /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pass_server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 
 
 def pass_field(generation: Generation, *, details: bool = False) -> Json:
-    """The field `pass` of a choice: how it was decoded. details: `pass_details` of the request."""
+    """Return the field `pass`: how a choice was decoded. details: `pass_details` of the request."""
     stats = generation.stats
     names = ("plan", "passes", "tau", "drafted", "accepted")
     times = ("queue_seconds", "prefill_seconds", "decode_seconds")
@@ -26,17 +27,18 @@ def pass_field(generation: Generation, *, details: bool = False) -> Json:
 
 
 def tokens_with_sources(tokens: Sequence[Token]) -> list[Json]:
-    """Tokens, each with what proposed it (`Token.source`). Their texts, of which some may be empty,
-    add up to the text."""
+    """Return the tokens as JSON. The source of a token is the kind of draft that it was, or the
+    model. Texts of tokens may be empty; joined they are the text of the answer."""
     return [{"id": token.id, "text": token.text, "source": token.source} for token in tokens]
 
 
-def usage(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) -> Json:
-    """OpenAI's `usage`. prompt_tokens: of all prompts. per_prompt: the choices of each prompt."""
+def usage_field(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) -> Json:
+    """Return the field `usage` of an answer. prompt_tokens: the sum over all prompts. per_prompt:
+    how many of the choices belong to each prompt."""
     completion_tokens = sum(len(choice.generation.tokens) for choice in choices)
     counts = [choice.generation.stats.cached_tokens for choice in choices]
-    # The choice that prefilled a prompt has the fewest cached tokens; the other choices of the
-    # prompt share its K/V.
+    # One choice of a prompt prefills it, and the others find its K/V in the cache. So the smallest
+    # count is what was cached when the request came.
     cached = sum(min(counts[i : i + per_prompt]) for i in range(0, len(counts), per_prompt))
     return {
         "prompt_tokens": prompt_tokens,
@@ -50,51 +52,56 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def sse_event(content: Json, name: str = "") -> bytes:
-    """A server-sent event. name: "" for an event without a name."""
+    """Return a server-sent event. name: "" for an event without a name."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {_JSON.encode(content)}\n\n".encode()
 
 
 class ResponseFormatter(ABC):
-    """Writes one request's answer. In a stream, each object that `opening`, `piece` and `ending`
-    return for a choice is sent as an `event`; after all choices come `closing`, or `failure` if
-    there was an error, and `done`."""
+    """Writes the answer of one request.
+
+    A stream consists of an `event` for each object that `opening`, `piece` and `ending` return for
+    a choice, then `closing`, or `failure` after an error, and at last `done`.
+    """
 
     done = b"data: [DONE]\n\n"
 
     @abstractmethod
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
-        """The answer if it is not a stream."""
+        """Return the answer that is not a stream."""
 
     @abstractmethod
     def opening(self, choice: Choice) -> list[Json]:
-        """What a stream sends for a choice before its first piece."""
+        """Return what a stream sends for a choice before its first piece."""
 
     @abstractmethod
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        """What a stream sends for a piece; [] if the piece has nothing for the client."""
+        """Return what a stream sends for a piece; [] if nothing of it is for the client."""
 
     @abstractmethod
     def ending(self, choice: Choice) -> list[Json]:
-        """What a stream sends for a choice after its last piece."""
+        """Return what a stream sends for a choice after its last piece."""
 
     @abstractmethod
     def event(self, content: Json) -> bytes:
-        """The event for an object that `opening`, `piece` or `ending` returned."""
+        """Return the event for an object that `opening`, `piece` or `ending` returned."""
 
     @abstractmethod
     def closing(self, choices: Sequence[Choice], usage: Json) -> bytes:
-        """The events after all choices have ended."""
+        """Return the events that follow once all choices have ended."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
-        """The event that says why a stream ends early."""
+        """Return the event that says why a stream ends early."""
 
 
 class ChoicesFormatter(ResponseFormatter):
-    """Writes answers with the field `choices`: those of completions and chats. logprobs: whether
-    the request asks for log-probabilities. include_usage: whether a stream ends with an event that
-    has `usage`. pass_details: whether the field `pass` has every token with its source."""
+    """Writes answers that have a field `choices`: those of completions and chats.
+
+    texts: of tokens. logprobs: whether the request asks for log-probabilities. include_usage:
+    whether a stream ends with an event that has `usage`. pass_details: whether the field `pass` has
+    every token with its source.
+    """
 
     id_prefix: str
     object_type: str
@@ -114,8 +121,8 @@ class ChoicesFormatter(ResponseFormatter):
         self._include_usage, self._details = include_usage, pass_details
 
     def whole(self, choices: Iterable[Choice], usage: Json) -> Json:
-        ended = [self._ended(choice) for choice in choices]
-        return self._envelope(self.object_type, ended) | {"usage": usage}
+        contents = [self._whole_choice(choice) for choice in choices]
+        return self._envelope(self.object_type, contents) | {"usage": usage}
 
     def event(self, content: Json) -> bytes:
         usage = {"usage": None} if self._include_usage else {}
@@ -135,40 +142,38 @@ class ChoicesFormatter(ResponseFormatter):
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         if not piece.text and not self._is_sent_without_text(piece):
             return []
-        fields = self._choice_json(
-            choice, self._delta(piece.text), self._logprobs_of(choice, piece.tokens)
-        )
+        logprobs = self._logprobs_of(choice, piece.tokens)
+        fields = self._choice_json(choice, self._delta(piece.text), logprobs)
         return [fields | self._details_of(choice, piece)]
 
     def ending(self, choice: Choice) -> list[Json]:
         fields = self._choice_json(choice, self._delta(""), None, self._finish_reason(choice))
         return [fields | {"pass": pass_field(choice.generation, details=self._details)}]
 
-    def _ended(self, choice: Choice) -> Json:
-        """A choice of an answer that is not a stream."""
+    def _whole_choice(self, choice: Choice) -> Json:
         generation = choice.generation
-        message = self._message(choice)  # before the finish reason, which depends on its calls
+        message = self._message(choice)  # first, since `_finish_reason` depends on its tool calls
         logprobs = self._logprobs_of(choice, generation.tokens)
         fields = self._choice_json(choice, message, logprobs, self._finish_reason(choice))
         tokens = {"tokens": tokens_with_sources(generation.tokens)} if self._details else {}
         return fields | {"pass": pass_field(generation, details=self._details) | tokens}
 
     def _is_sent_without_text(self, piece: Piece) -> bool:
-        """Whether a piece is sent even if it has no text."""
+        """Return whether a piece is sent even if it has no text."""
         return bool(piece.tokens) and (self._logprobs or self._details)
 
     def _details_of(self, choice: Choice, piece: Piece) -> Json:
-        """The field `pass` of one pass, if the request wants it. seconds: since its arrival."""
+        """Return the field `pass` of one pass if the request asks for it, else {}."""
         if not self._details or not piece.tokens:
             return {}
-        seconds = piece.written - choice.arrived
+        seconds = piece.written - choice.arrived  # since the request came
         return {"pass": {"seconds": seconds, "tokens": tokens_with_sources(piece.tokens)}}
 
     def _finish_reason(self, choice: Choice) -> str | None:
         return choice.generation.finish_reason
 
     def _logprobs_of(self, choice: Choice, tokens: Sequence[Token]) -> Json | None:
-        """The logprobs of the next `tokens` of a choice; None if the request asks for none."""
+        """Return `logprobs` of the next tokens of a choice; None if the request asks for none."""
         return self._logprobs_json(choice, tokens) if self._logprobs else None
 
     def _envelope(self, object_type: str, choices: list[Json]) -> Json:

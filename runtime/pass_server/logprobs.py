@@ -1,4 +1,4 @@
-"""The field `logprobs` of an answer, in the shapes of completions and of chats."""
+"""Makes the field `logprobs` of an answer, which differs between completions and chats."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from pass_runtime import Detokenizer, Token, Vocabulary
 
 MIN_LOGPROB = -9999.0
-"""Stands for -inf, which JSON does not have."""
+"""The log-probability that stands for -inf, which JSON does not have."""
 
 
 class TokenTexts:
-    """The text and the bytes of single tokens. A token may be a part of a character."""
+    """Gives the text and the bytes of single tokens, which may be parts of a character."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
 
     def bytes(self, token: int) -> bytes:
-        """A token's bytes; a special token has those of its name."""
+        """Return the bytes of a token; those of a special token are its name in UTF-8."""
         special = self.vocabulary.special_text(token)
         return self.vocabulary.bytes(token) if special is None else special.encode()
 
     def text(self, token: int) -> str:
-        """A token's text; a part of a character as OpenAI writes it, such as `bytes:\\xe2\\x82`."""
+        """Return a token's text; a part of a character in OpenAI's form, as `bytes:\\xe2\\x82`."""
         content = self.bytes(token)
         try:
             return content.decode()
@@ -32,26 +32,23 @@ class TokenTexts:
 
 
 def finite(logprob: float) -> float:
-    """The log-probability, at least MIN_LOGPROB."""
+    """Return the log-probability, or MIN_LOGPROB if it is less."""
     return max(logprob, MIN_LOGPROB)
 
 
 def completion_logprobs(
     texts: TokenTexts, tokens: Sequence[Token], detokenizer: Detokenizer
 ) -> dict[str, Any]:
-    """`logprobs` of a completion, for `tokens`. detokenizer: has read the prompt and the tokens
-    before these, and now reads these.
-
-    An offset is where a token's text begins, even if a stop string holds that text back or cuts it
-    off.
-    """
+    """Return `logprobs` of a completion for `tokens`. detokenizer: has read all tokens before
+    these, and reads these now. An offset is where a token's text begins in the answer, even if that
+    text is held back or cut off by a stop string."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     lists: dict[str, list[Any]] = {name: [] for name in names}
     for token in tokens:
         assert token.logprobs is not None
         top: dict[str, float] = {}
         for other, value in token.logprobs.top:
-            # Of tokens with the same text, the first is the likeliest.
+            # Tokens may have the same text. The likeliest of them comes first, and is kept.
             top.setdefault(texts.text(other), finite(value))
         detokenizer.push(token.id)
         logprob = finite(token.logprobs.logprob)
@@ -62,7 +59,7 @@ def completion_logprobs(
 
 
 def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token]) -> dict[str, Any]:
-    """`logprobs` of a chat, for `tokens`."""
+    """Return `logprobs` of a chat for `tokens`."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         content = list(texts.bytes(token))

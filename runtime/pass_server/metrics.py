@@ -1,4 +1,5 @@
-"""The metrics of requests, with vLLM's names and definitions if vLLM has them."""
+"""The table of all metrics. They have vLLM's names and definitions if vLLM has them. A `MetricSink`
+gives the recorded values to Prometheus' client or to Triton."""
 
 from __future__ import annotations
 
@@ -8,32 +9,18 @@ from typing import Literal, Protocol
 from pass_runtime import Session
 
 SHORT_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1.0,
-    2.5,
-    5,
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0),
 )
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 FINISHED_REASONS = ("stop", "length", "error")
-"""Values of `Generation.finish_reason` that `finished_reason` repeats; for others it is "abort"."""
+"""The values of `Generation.finish_reason` that metrics repeat; the others count as "abort"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric. labels: names of labels besides `model_name`. buckets: the upper bounds of a
-    histogram, such as SHORT_SECONDS."""
+    """A metric. labels: the names of its labels besides `model_name`. buckets: the upper bounds of
+    a histogram's buckets, such as SHORT_SECONDS."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -117,7 +104,7 @@ GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED)
 
 
 def read_gauges(session: Session) -> dict[Metric, float]:
-    """The present values of the gauges, which are read from the session instead of recorded."""
+    """Return the present values of the gauges: nobody records them, the session knows them."""
     usage = session.usage()
     return {
         RUNNING: usage.running,
@@ -129,8 +116,8 @@ def read_gauges(session: Session) -> dict[Metric, float]:
 
 
 class MetricSink(Protocol):
-    """Keeps metrics: Prometheus' client, or Triton."""
+    """Keeps what is recorded: `app.PrometheusSink`, or `TritonMetricSink`."""
 
     def record(self, metric: Metric, value: float, *labels: object) -> None:
-        """Add `value` to a counter, or observe it in a histogram. labels: the model's name, then
-        the metric's own."""
+        """Add `value` to a counter, or observe it in a histogram. labels: the values of
+        `model_name` and of the metric's own labels."""

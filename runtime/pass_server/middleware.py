@@ -1,5 +1,5 @@
-"""ASGI middleware: paths and methods that mean the same, the log, API keys, the limits on
-connections and bodies. Also the responses of errors."""
+"""ASGI middleware, through which requests come to the app: it unifies paths and methods, counts and
+logs responses, checks API keys, and limits connections and bodies. Also the responses of errors."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError
-from pass_server.content_encoding import expanded, too_large
+from pass_server.content_encoding import expand, too_large
 from pass_server.metrics import HTTP_RESPONSES, MetricSink
 
 
 def as_response(error: ApiError) -> Response:
-    # It is ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold.
+    """Return the response for an error."""
+    # The JSON is ASCII, since a message may quote a lone surrogate, which UTF-8 cannot hold.
     content = json.dumps(error.body)
     return Response(content, error.status, error.headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Turn exceptions that endpoints raise into responses."""
+    """Make the app turn exceptions that endpoints raise into responses."""
 
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:
@@ -47,24 +48,24 @@ def add_error_handlers(app: FastAPI) -> None:
 
 log = logging.getLogger("pass_server")
 KEYLESS_PATHS = ("/", "/health", "/ready", "/metrics", "/openapi.json")
-"""Paths that need no key: nothing in them comes from prompts or answers."""
+"""Paths that need no key: what they return holds nothing of prompts or answers."""
 LOGGED_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT")
-"""Other methods are logged as OTHER."""
+"""The methods that the log names; all others are logged as OTHER."""
 LOGGED_PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models"),
     *("/tokenize", "/detokenize", *KEYLESS_PATHS),
 )
-"""Other paths are logged as "other"."""
+"""The paths that log and metrics name. All others are "other", lest clients write there."""
 
 
 def app_path(scope: Scope) -> str:
-    """The path, relative to where the app is mounted."""
+    """Return the path of a request, relative to where the app is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 class TrailingSlash:
-    """Drops slashes at the end of a path. No request is redirected: behind a proxy the server does
+    """Drops slashes at the end of a path. A redirect would not do: behind a proxy the server does
     not know its own address, and clients do not send a body again."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -72,7 +73,7 @@ class TrailingSlash:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/") and app_path(scope).strip("/"):
-            # The scope is changed in place, because the connection's log and limits read it, too.
+            # uvicorn and the log read the same scope, so it is changed and not copied.
             scope["path"] = scope["path"].rstrip("/")
             if scope.get("raw_path"):
                 scope["raw_path"] = scope["raw_path"].rstrip(b"/")
@@ -97,8 +98,8 @@ class HeadAsGet:
         await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
-class Options:
-    """Answers OPTIONS with the methods of a path; `CORSMiddleware` does so for other origins."""
+class OptionsMethod:
+    """Answers OPTIONS with the methods of a path; `CORSMiddleware` answers it for other origins."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app, self._routes = app, routes
@@ -115,14 +116,14 @@ class Options:
 
 
 CONNECTION = "connection"
-"""The key of a request's `LimitedConnection` in its ASGI state. Only `server` sets one."""
+"""The key of a request's `LimitedConnection` in its ASGI state, which only `server.py` sets."""
 
 
 class LimitedConnection(Protocol):
-    """What `server.Connection` does for a request."""
+    """What a request needs of its `server.Connection`."""
 
     def admit(self) -> bool:
-        """Note that the request is admitted. Returns False if connections are too many."""
+        """Note that the request is admitted. Return False if there are too many connections."""
 
 
 class ResponseLog:
@@ -136,21 +137,22 @@ class ResponseLog:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status = 499  # that of nginx for a client that disconnects before the response
+        status = 499  # what nginx logs if the client disconnects before the response
 
-        async def counted(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, counted)
+            await self._app(scope, receive, send_noted)
         except BaseException:
             status = 500
             raise
         finally:
-            path = _logged_path(scope)
+            path = app_path(scope)
+            path = path if path in LOGGED_PATHS else "other"
             self._sink.record(HTTP_RESPONSES, 1, self._model, path, status)
             level = logging.INFO if path.startswith("/v1/") or path == "other" else logging.DEBUG
             method = scope["method"] if scope["method"] in LOGGED_METHODS else "OTHER"
@@ -158,9 +160,13 @@ class ResponseLog:
 
 
 class Admission:
-    """Refuses requests without a valid key, if the server has keys, and requests beyond the limit
-    of connections. Those for KEYLESS_PATHS always pass: a busy server must answer probes. Adds
-    `client` to the state of the others: the digest of the key, "" if the server has no keys."""
+    """Refuses requests without a valid key if the server has keys, and requests on a connection
+    that is one too many. Those for KEYLESS_PATHS always pass, since a busy server must answer
+    probes.
+
+    In the state of all others it sets `client`, by which the prefix cache tells clients apart: the
+    digest of the request's key, or "" if the server has no keys.
+    """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -174,7 +180,7 @@ class Admission:
         await app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> ApiError | None:
-        """Set `client`, and tell the connection. Returns why the request is refused, or None."""
+        """Set `client`, and tell the connection. Return why the request is refused, or None."""
         key_digest = self._key_digest(scope)
         if self._keys and key_digest is None:
             return ApiError(
@@ -196,18 +202,18 @@ class Admission:
         )
 
     def _key_digest(self, scope: Scope) -> str | None:
-        """The digest of the request's key in hexadecimal; None if the key is not valid."""
+        """Return the digest of the request's key in hexadecimal; None if the key is not valid."""
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
         digest = _digest(key.strip())
-        # All keys are compared, so that the time tells nothing about them.
-        equal = [hmac.compare_digest(digest, known) for known in self._keys]
-        return digest.hex() if scheme.lower() == b"bearer" and any(equal) else None
+        # All keys are compared, so that the response time tells nothing about them.
+        matches = [hmac.compare_digest(digest, valid) for valid in self._keys]
+        return digest.hex() if scheme.lower() == b"bearer" and any(matches) else None
 
 
 class BodyLimit:
-    """Reads the whole body of a request before the app runs: at most `max_bytes`, also after a
-    compressed body is expanded, and within `seconds`."""
+    """Reads the whole body of a request, within `seconds`, before the app runs. Neither the body
+    nor what a compressed body expands to may have more than `max_bytes`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app, self._max_bytes, self._seconds = app, max_bytes, seconds
@@ -221,7 +227,7 @@ class BodyLimit:
                 body = await self._read(receive)
             encoding = Headers(scope=scope).get("content-encoding")
             if body and encoding:
-                body = expanded(body, encoding, self._max_bytes)
+                body = expand(body, encoding, self._max_bytes)
         except TimeoutError:
             problem, headers = "the body did not arrive in time", {"Connection": "close"}
             error = ApiError(problem, 408, code="timeout", headers=headers)
@@ -233,7 +239,7 @@ class BodyLimit:
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None if the client disconnected."""
+        """Return the body; None if the client disconnected. Raises ApiError if it is too large."""
         parts, size = [], 0
         while True:
             message = await receive()
@@ -248,17 +254,12 @@ class BodyLimit:
                 return b"".join(parts)
 
 
-def _logged_path(scope: Scope) -> str:
-    """The path in logs and metrics: "other" unless in LOGGED_PATHS, lest clients write there."""
-    return route if (route := app_path(scope)) in LOGGED_PATHS else "other"
-
-
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the body first, then the messages of the original `receive`."""
-    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    """Return a `receive` that gives the app the body, then what the original `receive` gives."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return left.pop() if left else await receive()
+        return unread.pop() if unread else await receive()
 
     return replay
 

@@ -1,4 +1,4 @@
-"""`/`: a static page that shows where tokens come from. It loads nothing from elsewhere."""
+"""Serves `page.html` at `/`: a page to try the model, which shows the source of every token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def add_page(app: FastAPI) -> None:
-    """Answer `/` with the page. Its file is read once, now."""
+    """Answer `/` with the page. Its file is read now, and not for every request."""
     html = PAGE.read_bytes()
     headers = {
         "Content-Security-Policy": content_policy(html),
@@ -28,7 +28,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def content_policy(html: bytes) -> str:
-    """The Content-Security-Policy: only the page's script and style, and this server."""
+    """Return the Content-Security-Policy: its own script and style, and requests to this server."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -45,6 +45,6 @@ def content_policy(html: bytes) -> str:
 
 
 def _hash(html: bytes, tag: bytes) -> str:
-    """The hash of the content of the only element `tag`, in the form that the policy takes."""
+    """Return the hash of what the only element `tag` contains, in the policy's form."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"

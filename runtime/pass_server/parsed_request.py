@@ -1,4 +1,8 @@
-"""Checks and parses requests: prompts become token ids, fields the options of each sequence."""
+"""Checks requests, and makes of each the sequences to decode: token ids and options.
+
+`RequestParser.tokenize` does all that needs no compiled constraint, `RequestParser.finish` the
+rest. `Service.parse` calls both in threads, and waits for the constraints in between.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +45,19 @@ from pass_server.turns import ChatFormat, TurnFormat, chat_texts, template_messa
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat has no such limit."""
 Compiling = tuple[tuple[Future[Any], str], ...]
-"""For each constraint that is being compiled, a future and the field that it comes from."""
+"""For each constraint that is being compiled, a future and the field to which errors belong."""
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """requests: `per_prompt` for each prompt, in the order of the prompts. The likeliest `n` of
-    each prompt are the choices of the answer.
+    """A request that was checked: the sequences to decode, and what the answer makes of them.
 
-    arrived: `time.perf_counter` when the request came, before its prompts were tokenized. echo: the
-    text of each prompt, if the answer repeats it first; () if not. turn_format: how to read
-    reasoning and calls; None if there is only text. constraint_kind: `Constraint.kind`, "tools" if
-    only tool calls are constrained; None without a constraint. places: reserved for `requests`
-    until they begin.
+    requests: one for each sequence, `per_prompt` for each prompt in the order of the prompts. n:
+    how many sequences of each prompt the answer has, the likeliest ones. arrived:
+    `time.perf_counter` when the request came. echo: the text of each prompt, if the answer repeats
+    it first; else (). turn_format: how to read reasoning and calls; None if there is only text.
+    constraint_kind: for the metrics, `Constraint.kind`, or "tools" if only calls are constrained;
+    None without a constraint. places: in slots and queue, reserved for `requests` until they begin.
     """
 
     requests: tuple[Request, ...]
@@ -67,15 +71,15 @@ class ParsedRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """The sum over all prompts. A prompt counts once, however many sequences it has."""
+        """The number of tokens of all prompts, each counted once, however many its sequences."""
         return sum(len(request.prompt_ids) for request in self.requests[:: self.per_prompt])
 
 
 @dataclass(frozen=True)
 class TokenizedRequest:
-    """A request that was checked and tokenized; `RequestParser.finish` makes its sequences once the
-    constraints are compiled. options: those of every sequence, except those that depend on the
-    prompt's length, and the seed. Others: as in `ParsedRequest`."""
+    """A request between `RequestParser.tokenize` and `finish`. prompts: the token ids of each.
+    options: of every sequence, without the seed and what depends on the prompt's length. The other
+    fields are those of `ParsedRequest`."""
 
     request: GenerationRequest
     prompts: list[list[int]]
@@ -88,7 +92,8 @@ class TokenizedRequest:
 
 @contextmanager
 def constraint_errors(param: str) -> Iterator[None]:
-    """Turn errors of the `with` block, which compiles the constraint of `param`, into ApiErrors."""
+    """Turn the PassError of a `with` block that compiles a constraint into an ApiError. param: the
+    field with the constraint."""
     try:
         yield
     except TooManyConstraints as error:
@@ -109,9 +114,12 @@ class RequestParser:
         self, request: GenerationRequest, arrived: float, salt: str = ""
     ) -> TokenizedRequest:
         """Check a request, tokenize its prompts, and begin to compile its constraints, which may
-        take seconds. salt: keeps the client's cached prompts apart from those of others. The salts
-        of all clients have one length, so that no `cache_salt`, which is appended, turns one into
-        another."""
+        take seconds.
+
+        salt: of the client, whose prompts share K/V only with prompts of the same salt. The salts
+        of all clients must have one length: the request's `cache_salt` is appended, and could
+        otherwise turn the salt of one client into that of another.
+        """
         self._check_fields(request)
         try:
             turn_format = None
@@ -141,7 +149,7 @@ class RequestParser:
     def finish(self, tokenized: TokenizedRequest, places: Places | None = None) -> ParsedRequest:
         """Make the sequences of a request whose constraints are compiled."""
         request, per_prompt = tokenized.request, count_per_prompt(tokenized.request)
-        requests: list[Request] = []
+        sequences: list[Request] = []
         for ids in tokenized.prompts:
             max_tokens = self._max_new_tokens(request, len(ids))
             min_tokens = request.min_tokens or 0
@@ -155,29 +163,27 @@ class RequestParser:
                 reuse_prefix=self._serve_options.reuse_prefix,
             )
             try:
-                # All sequences of a prompt get this request's tuple of ids, so they share its K/V.
                 first = self._session.request(ids, options)
             except PassError as error:
                 raise ApiError(str(error)) from None
-            requests += [
+            # All sequences of a prompt have the same tuple of ids, by which they share its K/V.
+            sequences += [
                 replace(first, sampling=_with_seed(first.sampling, i)) for i in range(per_prompt)
             ]
-        echo: tuple[str, ...] = ()
-        if isinstance(request, CompletionRequest):
-            echo = echoed_prompts(self._session, request)
+        is_completion = isinstance(request, CompletionRequest)
         return ParsedRequest(
-            tuple(requests),
-            _int_or_1(request.n),
-            tokenized.arrived,
-            per_prompt,
-            echo,
-            tokenized.turn_format,
-            tokenized.constraint_kind,
-            places,
+            tuple(sequences),
+            n=_int_or_1(request.n),
+            arrived=tokenized.arrived,
+            per_prompt=per_prompt,
+            echo=echoed_prompts(self._session, request) if is_completion else (),
+            turn_format=tokenized.turn_format,
+            constraint_kind=tokenized.constraint_kind,
+            places=places,
         )
 
     def chat_ids(self, request: ChatRequest) -> list[int]:
-        """The prompt of a chat."""
+        """Return the token ids of a chat's prompt."""
         variables = self._chat_format.variables(request)
         messages = template_messages(request, calls=self._chat_format.calls is not None)
         allowed = self._serve_options.special_tokens
@@ -199,9 +205,12 @@ class RequestParser:
     def _constraint(
         self, turn_format: TurnFormat | None, request: GenerationRequest
     ) -> tuple[Compiling, Constraint | None, str | None]:
-        """(`compiling` of TokenizedRequest, the constraint of a sequence, `constraint_kind` of
-        ParsedRequest). A chat's turn may have another constraint than the request names, because it
-        may have reasoning or calls, too; then both are compiled, so that errors name the field."""
+        """Begin to compile a request's constraints. Return (`compiling` of TokenizedRequest, the
+        constraint of each sequence, `constraint_kind` of ParsedRequest).
+
+        If a chat's turn may have reasoning or calls, its constraint differs from the requested one,
+        which is then compiled too, so that an error in it names its field.
+        """
         param, requested = _requested_constraint(request) or ("tools", None)
         constraint = requested
         if isinstance(request, ChatRequest):
@@ -220,14 +229,15 @@ class RequestParser:
         return tuple(compiling), constraint, "tools" if requested is None else requested.kind
 
     def _max_new_tokens(self, request: GenerationRequest, prompt_length: int) -> int:
-        """The most tokens to generate after a prompt of `prompt_length` tokens."""
-        context, chat = self._session.capacity, isinstance(request, ChatRequest)
-        limit = min(self._serve_options.max_prompt_tokens or context, context - 1)
-        if prompt_length > limit:
+        """Return `max_new_tokens` of the sequences of a prompt with this length in tokens. Raises
+        ApiError if the prompt, the text or both together may get too long."""
+        context, is_chat = self._session.capacity, isinstance(request, ChatRequest)
+        max_prompt = min(self._serve_options.max_prompt_tokens or context, context - 1)
+        if prompt_length > max_prompt:
             raise ApiError(
-                f"the prompt has {prompt_length} tokens, but may have {limit} on this server; "
+                f"the prompt has {prompt_length} tokens, but may have {max_prompt} on this server; "
                 "shorten it",
-                param="messages" if chat else "prompt",
+                param="messages" if is_chat else "prompt",
                 code="context_length_exceeded",
             )
         param, wanted = "max_tokens", request.max_tokens
@@ -238,7 +248,7 @@ class RequestParser:
             param, wanted = "max_completion_tokens", request.max_completion_tokens
         limit = min(self._serve_options.max_output_tokens or context, context)
         if wanted is None:
-            default = context if chat else DEFAULT_COMPLETION_TOKENS
+            default = context if is_chat else DEFAULT_COMPLETION_TOKENS
             return min(limit, context - prompt_length, default)
         if wanted > limit:
             problem = f"{param} is {wanted}, but must be at most {limit} on this server"
@@ -254,24 +264,24 @@ class RequestParser:
 
 
 def count_sequences(request: GenerationRequest) -> int:
-    """The number of sequences of a request that was not checked yet; at least 1."""
+    """Return the number of sequences of a request that may not be checked yet; at least 1."""
     prompts = len(prompt_list(request.prompt)) if isinstance(request, CompletionRequest) else 1
     return count_per_prompt(request) * prompts or 1
 
 
 def count_per_prompt(request: GenerationRequest) -> int:
-    """The number of sequences to generate for each prompt."""
+    """Return the number of sequences to generate for each prompt."""
     best_of = request.best_of if isinstance(request, CompletionRequest) else None
     return max(_int_or_1(best_of), _int_or_1(request.n))
 
 
 def _int_or_1(value: Any) -> int:
-    """`value`, or 1 if it is not an int: `only` fields hold anything before they are checked."""
+    """Return `value`, or 1 if it is no int: a `null_or` field may hold anything until checked."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
 def prompt_bytes(request: GenerationRequest) -> int:
-    """The UTF-8 bytes of the longest prompt that is text; a chat with its tools is one prompt."""
+    """Return the UTF-8 bytes of the longest text prompt; a chat with its tools is one prompt."""
     if isinstance(request, ChatRequest):
         return sum(map(_utf8_bytes, chat_texts(request)))
     assert isinstance(request, CompletionRequest)
@@ -284,8 +294,8 @@ def _utf8_bytes(text: str) -> int:
 
 
 def _requested_constraint(request: StructuredOutputFields) -> tuple[str, Constraint] | None:
-    """(the field that constrains the text, its constraint). Raises ApiError if several fields do,
-    or if the constraint is invalid."""
+    """Return (the field that constrains the text, its constraint), or None without such a field.
+    Raises ApiError if there are several, or if the constraint is invalid."""
     constraints = dict(_constraint_fields(request))
     if len(constraints) > 1:
         raise ApiError(f"give only one of {' and '.join(constraints)}", param=[*constraints][-1])
@@ -298,7 +308,7 @@ def _requested_constraint(request: StructuredOutputFields) -> tuple[str, Constra
 
 
 def _constraint_fields(request: StructuredOutputFields) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, keyword arguments for `Constraint`) of each field that constrains the text."""
+    """Yield (name, keyword arguments for `Constraint`) of each field that constrains the text."""
     if request.response_format is not None and request.response_format.type != "text":
         yield "response_format", _format_fields(request.response_format)
     if (outputs := request.structured_outputs) is not None:
@@ -310,18 +320,19 @@ def _constraint_fields(request: StructuredOutputFields) -> Iterator[tuple[str, d
             yield f"guided_{name}", {"json_schema" if name == "json" else name: value}
 
 
-def _format_fields(wanted: ResponseFormat) -> dict[str, Any]:
-    if wanted.type == "json_object":
+def _format_fields(text_format: ResponseFormat) -> dict[str, Any]:
+    if text_format.type == "json_object":
         return {"json_object": True}
-    if wanted.json_schema is None or wanted.json_schema.json_schema is None:
+    if text_format.json_schema is None or text_format.json_schema.json_schema is None:
         problem = "a response format of type json_schema needs json_schema.schema"
         raise ApiError(problem, param="response_format")
-    return {"json_schema": wanted.json_schema.json_schema}
+    return {"json_schema": text_format.json_schema.json_schema}
 
 
 def _options(
     request: GenerationRequest, constraint: Constraint | None, salt: str
 ) -> GenerateOptions:
+    """Return `options` of TokenizedRequest."""
     plan = request.plan or "auto"
     if request.speculative is False:
         if request.plan not in (None, "ar"):
@@ -339,17 +350,18 @@ def _options(
         name: value for name, value in values.items() if value is not None
     }
     fields.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
-    fields["top_k"] = max(fields.get("top_k", 0), 0)
+    fields["top_k"] = max(fields.get("top_k", 0), 0)  # -1 is off, as 0 is
     if "seed" in fields:
         fields["seed"] %= 1 << 64
-    fields["logit_bias"] = {int(token): x for token, x in fields.get("logit_bias", {}).items()}
+    biases = fields.get("logit_bias", {})
+    fields["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     fields |= {"plan": plan, "cache_salt": salt + (request.cache_salt or "")}
     options = GenerateOptions(logprobs=_logprobs(request), constraint=constraint)
     return options.with_fields(**fields)
 
 
 def _check_no_plan(request: GenerationRequest, options: GenerateOptions) -> None:
-    """Raises ApiError if the request says how to decode."""
+    """Raise ApiError if the request says how to decode."""
     if options.plan == "auto" and options.lookahead != 0:
         return
     param = "lookahead"
@@ -360,6 +372,7 @@ def _check_no_plan(request: GenerationRequest, options: GenerateOptions) -> None
 
 
 def _logprobs(request: GenerationRequest) -> int | None:
+    """Return `GenerateOptions.logprobs`."""
     if isinstance(request, CompletionRequest):
         if request.logprobs is None and count_per_prompt(request) > _int_or_1(request.n):
             return 0  # to choose the likeliest sequences
@@ -371,5 +384,5 @@ def _logprobs(request: GenerationRequest) -> int | None:
 
 
 def _with_seed(sampling: SamplingParams, i: int) -> SamplingParams:
-    """The sampling of sequence i of a prompt: seeds are consecutive numbers."""
+    """Return the sampling of sequence i of a prompt: seeds are consecutive numbers."""
     return sampling if i == 0 else replace(sampling, seed=((sampling.seed or 0) + i) % (1 << 64))

@@ -1,4 +1,5 @@
-"""Converts a request of /v1/responses to a chat request with the same prompt and options."""
+"""Converts a request of /v1/responses to a chat request with the same prompt and options, and
+errors about the chat back to errors about the request."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from pass_server.schemas import DEFAULT_TEMPERATURE, ChatRequest, CommonFields
 
 Message = dict[str, Any]
 _ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "content": "content"}
-"""Maps fields of a chat's message or call to fields of an item."""
+"""Maps a field of a chat's message or call to the field of the item that it was made of."""
 
 
 class MessagesBuilder:
     """Builds chat messages from items. Consecutive reasoning, text and calls of the model become
     one message, as chat templates expect.
 
-    messages: the messages so far. item_paths: maps the path of a message or call in the chat to
-    the path of its first item.
+    messages: the messages so far. item_paths: maps the path of a message or call in the chat to the
+    path of its first item.
     """
 
     def __init__(self, instructions: str | None) -> None:
@@ -44,7 +45,7 @@ class MessagesBuilder:
             self._begin({"role": "system", "content": instructions}, "instructions")
 
     def add(self, items: str | Sequence[InputItem]) -> None:
-        """Add messages. Raises ApiError if an item is invalid."""
+        """Add the messages of all items. Raises ApiError if an item is invalid."""
         if isinstance(items, str):
             self._begin({"role": "user", "content": items}, "input")
             return
@@ -58,16 +59,14 @@ class MessagesBuilder:
                 message.setdefault("content", "")  # reasoning with nothing after it
 
     def request_path(self, param: str) -> str:
-        """The path in the request for the path `param` in the chat."""
+        """Return the path in the request for the path `param` in the chat."""
         if param == "messages":
             return "input"
         parts = param.split(".")
-        for size in (4, 2):
+        for size in (4, 2):  # of the path of a call, messages.2.tool_calls.0, and of a message
             if (path := self.item_paths.get(".".join(parts[:size]))) is not None:
-                name = (
-                    _ITEM_FIELDS.get(".".join(parts[size:])) if path.startswith("input.") else None
-                )
-                return f"{path}.{name}" if name else path
+                name = _ITEM_FIELDS.get(".".join(parts[size:]))
+                return f"{path}.{name}" if name and path.startswith("input.") else path
         return param
 
     def _add(self, item: InputItem, path: str) -> None:
@@ -95,7 +94,8 @@ class MessagesBuilder:
             self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
-        """The last message if it is the model's and has no field of `filled`, else a new one."""
+        """Return the last message if it is the model's and has no field of `filled`, else a new
+        one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in filled):
             self._begin({"role": "assistant"}, path)
@@ -107,15 +107,15 @@ class MessagesBuilder:
 
 
 def _chat_content(content: Content, path: str) -> Any:
-    """The content for a chat message."""
+    """Return the content for a chat message. path: of the item's field, for errors."""
     if isinstance(content, str):
         return content
     return [_part(part, path) for part in content]
 
 
 def _part(part: ContentPart, path: str) -> dict[str, str]:
-    known = part.type in ("input_text", "output_text", "reasoning_text") and part.text is not None
-    if not known or set(part.model_extra or ()) - {"annotations", "logprobs"}:
+    is_text = part.type in ("input_text", "output_text", "reasoning_text") and part.text is not None
+    if not is_text or set(part.model_extra or ()) - {"annotations", "logprobs"}:
         raise ApiError(
             f'{path} must be text, in parts such as {{"type": "input_text", "text": ...}}: '
             "this model reads text only",
@@ -130,8 +130,8 @@ _REQUEST_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_forma
 
 
 class ChatConversion:
-    """chat: a request of /v1/responses as a chat request. echo: the fields that the answer repeats.
-    Raises ApiError if the request is invalid."""
+    """A request of /v1/responses that was converted. chat: the chat request. echo: the fields of
+    the request that the answer repeats. Making it raises ApiError if the request is invalid."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
@@ -146,7 +146,7 @@ class ChatConversion:
             raise self.request_error(validation_error(error)) from None
 
     def request_error(self, error: ApiError) -> ApiError:
-        """An error about the chat, with the field names of the request."""
+        """Return an error about the chat with the request's names of the fields."""
         message, param = error.message, error.param
         if param is not None:
             param = _REQUEST_FIELDS.get(param) or self._builder.request_path(param)
@@ -163,46 +163,45 @@ def _check(request: ResponsesRequest) -> None:
             raise not_supported(path + name, getattr(fields, name), why)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
-    wanted = _format(request)
-    if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
+    form = _text_format(request)
+    if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
         problem = "give text.format a schema if its type is json_schema, and none otherwise"
         raise ApiError(problem, param="text.format")
 
 
 def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
-    """(prefix of its fields' paths, object) for each object of a request with fields to check."""
+    """Yield each object of a request that may have unsupported fields, and the path before them."""
     yield "", request
     for name in ("text", "reasoning", "stream_options"):
         if (fields := getattr(request, name)) is not None:
             yield f"{name}.", fields
 
 
-def _format(request: ResponsesRequest) -> TextFormat | None:
+def _text_format(request: ResponsesRequest) -> TextFormat | None:
     return None if request.text is None else request.text.format
 
 
 def _fields(request: ResponsesRequest) -> dict[str, Any]:
-    """The fields of the chat, except messages."""
+    """Return the fields of the chat, except messages."""
     same = ("tool_choice", "parallel_tool_calls", "chat_template_kwargs")
-    found = {name: getattr(request, name) for name in (*CommonFields.model_fields, *same)}
-    found["max_completion_tokens"] = request.max_output_tokens
+    fields = {name: getattr(request, name) for name in (*CommonFields.model_fields, *same)}
+    fields["max_completion_tokens"] = request.max_output_tokens
     if isinstance(request.tool_choice, NamedFunction):
-        found["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
+        fields["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
     if request.tools is not None:
         functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools]
-        found["tools"] = [{"type": "function", "function": function} for function in functions]
-    if (wanted := _format(request)) is not None:
-        found["response_format"] = {"type": wanted.type}
-        if wanted.json_schema is not None:
-            found["response_format"]["json_schema"] = {"schema": wanted.json_schema}
-    return found
+        fields["tools"] = [{"type": "function", "function": function} for function in functions]
+    if (form := _text_format(request)) is not None:
+        fields["response_format"] = {"type": form.type}
+        if form.json_schema is not None:
+            fields["response_format"]["json_schema"] = {"schema": form.json_schema}
+    return fields
 
 
 def _echo(request: ResponsesRequest) -> Json:
-    """The fields that the answer repeats. Raises ApiError if one cannot be sent as JSON."""
-    wanted = _format(request)
-    chosen = request.tool_choice
-    found: Json = {
+    """Return the fields that the answer repeats. Raises ApiError if one cannot be sent as JSON."""
+    form, choice = _text_format(request), request.tool_choice
+    fields: Json = {
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
@@ -210,19 +209,19 @@ def _echo(request: ResponsesRequest) -> Json:
         "temperature": DEFAULT_TEMPERATURE if request.temperature is None else request.temperature,
         "text": {
             "format": {"type": "text"}
-            if wanted is None
-            else wanted.model_dump(by_alias=True, exclude_none=True)
+            if form is None
+            else form.model_dump(by_alias=True, exclude_none=True)
         },
-        "tool_choice": chosen.model_dump()
-        if isinstance(chosen, NamedFunction)
-        else chosen or "auto",
+        "tool_choice": choice.model_dump()
+        if isinstance(choice, NamedFunction)
+        else choice or "auto",
         "tools": [tool.model_dump() for tool in request.tools or ()],
         "top_p": 1.0 if request.top_p is None else request.top_p,
     }
-    for name, value in found.items():
+    for name, value in fields.items():
         try:
             json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except ValueError:  # a lone surrogate, or a number that JSON does not have
             problem = f"the answer cannot repeat {name} as JSON in UTF-8: correct {name}"
             raise ApiError(problem, param=name) from None
-    return found
+    return fields

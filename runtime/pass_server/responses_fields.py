@@ -1,4 +1,4 @@
-"""The fields of /v1/responses. Its input may contain the output items of earlier answers."""
+"""The schema of requests to /v1/responses, whose input may contain items of earlier answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pass_server.fields import (
     Parts,
     StrictObject,
     Text,
-    only,
+    null_or,
 )
 from pass_server.schemas import CommonFields, Metadata, TemplateVariables
 
@@ -33,7 +33,7 @@ class MessageItem(Item):
         description="developer is taken as system."
     )
     content: Content
-    phase: Any = only()
+    phase: Any = null_or()
 
 
 class ReasoningItem(Item):
@@ -41,8 +41,8 @@ class ReasoningItem(Item):
 
     type: Literal["reasoning"]
     content: Parts | None = None
-    summary: Any = only([])
-    encrypted_content: Any = only()
+    summary: Any = null_or([])
+    encrypted_content: Any = null_or()
 
 
 class CallItem(Item):
@@ -52,8 +52,8 @@ class CallItem(Item):
     call_id: str = Field(max_length=256)
     name: FunctionName
     arguments: Text = Field(description="As in a chat.")
-    namespace: Any = only()
-    caller: Any = only()
+    namespace: Any = null_or()
+    caller: Any = null_or()
 
 
 class ResultItem(Item):
@@ -62,11 +62,11 @@ class ResultItem(Item):
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256, description="The id of a call in an earlier item.")
     output: Content
-    caller: Any = only()
+    caller: Any = null_or()
 
 
 def _item_type(item: Any) -> Any:
-    """The type of an item, which is a dict or one of these models."""
+    """Return the tag of an item, a dict or one of the models above, in the union `InputItem`."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return "message" if kind is None else kind
 
@@ -99,7 +99,7 @@ class FunctionTyped(StrictObject):
 
 
 class FunctionTool(FunctionFields, FunctionTyped):
-    """A tool. By the order of bases, `type` is validated first, so that errors name it first."""
+    """A tool. `type` is the first field by the order of bases, so that errors name it first."""
 
 
 class NamedFunction(FunctionTyped):
@@ -107,6 +107,8 @@ class NamedFunction(FunctionTyped):
 
 
 class TextFormat(StrictObject):
+    """`text.format`: what form the text has."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = Field(None, alias="schema")
     name: Name | None = Field(None, description="Not used.")
@@ -118,17 +120,17 @@ class TextFormat(StrictObject):
 
 class TextOptions(StrictObject):
     format: TextFormat | None = None
-    verbosity: Any = only("medium")
+    verbosity: Any = null_or("medium")
 
 
 class ReasoningOptions(StrictObject):
-    effort: Any = only()
-    summary: Any = only()
-    generate_summary: Any = only()
+    effort: Any = null_or()
+    summary: Any = null_or()
+    generate_summary: Any = null_or()
 
 
 class ResponseStreamOptions(StrictObject):
-    include_obfuscation: Any = only(False)
+    include_obfuscation: Any = null_or(False)
 
 
 class ResponsesRequest(CommonFields):
@@ -148,16 +150,16 @@ class ResponsesRequest(CommonFields):
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
 
-    store: Any = only(False)
-    previous_response_id: Any = only()
-    conversation: Any = only()
-    background: Any = only(False)
-    prompt: Any = only()
-    include: Any = only([])
-    max_tool_calls: Any = only()
-    top_logprobs: Any = only(0)
-    truncation: Any = only("disabled")
-    service_tier: Any = only("auto", "default")
+    store: Any = null_or(False)
+    previous_response_id: Any = null_or()
+    conversation: Any = null_or()
+    background: Any = null_or(False)
+    prompt: Any = null_or()
+    include: Any = null_or([])
+    max_tool_calls: Any = null_or()
+    top_logprobs: Any = null_or(0)
+    truncation: Any = null_or("disabled")
+    service_tier: Any = null_or("auto", "default")
 
 
 REFUSAL_REASONS = {
@@ -173,4 +175,4 @@ REFUSAL_REASONS = {
         "set the option of the model's chat template, if it has one, with chat_template_kwargs"
     ),
 }
-"""Why a value is refused, by field."""
+"""The reasons for which values of unsupported fields are refused, by field."""

@@ -1,4 +1,8 @@
-"""The JSON of the answers of /v1/responses, whole and as the events of a stream."""
+"""Writes the answers of /v1/responses as JSON, whole or as the events of a stream.
+
+An answer is a list of output items: reasoning, messages and function calls. The last item grows
+while the model writes, and the events of a stream report its growth.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,19 @@ from pass_server.choices import Choice, Json
 from pass_server.formatters import ResponseFormatter, pass_field, sse_event
 
 _TEXT_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
-"""The type of the text part of an item, which is also in the names of its events."""
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+"""The type of an item's text part, which also begins the names of the part's events."""
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """Builds output items from deltas, and returns their events, still without `sequence_number`.
-
-    items: the output items so far.
-    """
+    """Builds the output items from deltas. Each change returns its events, which `event` of the
+    formatter completes by a `sequence_number`. items: the output items so far."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
 
     def add(self, delta: Json) -> list[Json]:
-        """The events for a delta of `ChatAnswer`."""
+        """Add a delta of `ChatAnswer`, and return the events for it."""
         if calls := delta.get("tool_calls"):
             (call,) = calls
             return self._add_call(call)
@@ -35,7 +37,7 @@ class OutputItems:
         return self._add_text(kind, text) if text else []
 
     def end(self, status: str) -> list[Json]:
-        """The events at the end of the last item. status: "completed" or "incomplete"."""
+        """End the last item, and return the events for it. status: "completed" or "incomplete"."""
         if not self.items or self.items[-1]["status"] != "in_progress":
             return []
         item = self.items[-1]
@@ -49,36 +51,32 @@ class OutputItems:
             done = [text_done | _empty_logprobs(item["type"]), part_done]
         return [*done, self._item_event("done")]
 
-    def begin_message(self) -> list[Json]:
-        """The events for a message that has no text yet."""
-        return self._begin("message")
-
     def copy(self) -> list[Json]:
-        """The items as they are now."""
+        """Return the items as they are now."""
         return [_copy(item) for item in self.items]
 
     def _add_call(self, call: Json) -> list[Json]:
         function = call["function"]
-        if "id" in call:
+        if "id" in call:  # the first delta of a call
             ended = self.end("completed")
-            begun = self._begin("function_call", call_id=call["id"], **function)
-            return ended + begun
+            return ended + self.begin("function_call", call_id=call["id"], **function)
         self.items[-1]["arguments"] += function["arguments"]
         return [self._event("function_call_arguments.delta") | {"delta": function["arguments"]}]
 
     def _add_text(self, kind: str, text: str) -> list[Json]:
-        begun = []
+        begun: list[Json] = []
         if not self.items or self.items[-1]["type"] != kind:
-            begun = self.end("completed") + self._begin(kind)
+            begun = self.end("completed") + self.begin(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
         delta = self._part_event(f"{part['type']}.delta") | {"delta": text}
         return [*begun, delta | _empty_logprobs(kind)]
 
-    def _begin(self, kind: str, **fields: str) -> list[Json]:
+    def begin(self, kind: str, **fields: str) -> list[Json]:
+        """Begin an item of a type without text, and return the events for it."""
         item: Json = {
             "type": kind,
-            "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}",
+            "id": f"{_ID_PREFIXES[kind]}_{uuid.uuid4().hex}",
             "status": "in_progress",
             **fields,
         }
@@ -104,13 +102,14 @@ class OutputItems:
         return self._event(kind) | {"content_index": 0}
 
     def _event(self, kind: str) -> Json:
-        """Return an event that names the last item by id and index."""
+        """Return an event about the last item."""
         index = len(self.items) - 1
         item_id = self.items[index]["id"]
         return {"type": f"response.{kind}", "item_id": item_id, "output_index": index}
 
 
 def _empty_logprobs(kind: str) -> Json:
+    """Return a field that clients expect in the text of a message, and not in reasoning."""
     return {"logprobs": []} if kind == "message" else {}
 
 
@@ -121,7 +120,8 @@ def _copy(item: Json) -> Json:
 
 
 class ResponsesFormatter(ResponseFormatter):
-    """Writes an answer, which has one choice. echo: the fields of the request that it repeats."""
+    """Writes the answer of one request. echo: the fields of the request that the answer repeats.
+    Each method gets the answer's only choice."""
 
     done = b""  # These streams end without "[DONE]".
 
@@ -138,20 +138,19 @@ class ResponsesFormatter(ResponseFormatter):
         return self._final_response(choice, usage)
 
     def opening(self, choice: Choice) -> list[Json]:  # noqa: ARG002
-        begun = self._response("in_progress")
-        return [
-            {"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")
-        ]
+        response = self._response("in_progress")
+        names = ("response.created", "response.in_progress")
+        return [{"type": name, "response": response} for name in names]
 
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
         return self._push_text(choice, piece.text)
 
     def ending(self, choice: Choice) -> list[Json]:
-        """The events of the text that was held back, and of the end of the last item. An empty
-        answer is a message without text."""
+        """Return the events of the text that was held back, and of the end of the last item. An
+        empty answer is a message without text."""
         events = [event for delta in choice.finish_answer() for event in self._output.add(delta)]
         if not self._output.items:
-            events += self._output.begin_message()
+            events += self._output.begin("message")
         return events + self._output.end(_status(choice))
 
     def event(self, content: Json) -> bytes:
@@ -209,7 +208,7 @@ def _status(choice: Choice) -> str:
 
 
 def _usage(usage: Json, reasoning_tokens: int) -> Json:
-    """The `usage` of /v1/responses, from that of a chat."""
+    """Return `usage` of /v1/responses. usage: that of a chat."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

@@ -1,4 +1,5 @@
-"""The fields of requests, OpenAI's, vLLM's and our own: strictly typed, no others allowed."""
+"""The schemas of requests to /v1/completions and /v1/chat/completions, with fields of OpenAI, of
+vLLM and our own. Types are strict, and unknown fields are errors."""
 
 from __future__ import annotations
 
@@ -7,12 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, create_model
 
-from pass_runtime import (
-    MAX_BIASES,
-    MAX_LOGPROBS,
-    REQUEST_FIELDS,
-    RequestField,
-)
+from pass_runtime import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, RequestField
 from pass_server.fields import (
     MAX_LIST_ITEMS,
     MAX_NAME_CHARS,
@@ -25,11 +21,11 @@ from pass_server.fields import (
     StrictObject,
     Text,
     Tools,
-    only,
+    null_or,
 )
 
 DEFAULT_TEMPERATURE = 1.0
-"""OpenAI's default of `temperature`; that of the library and of other commands is 0."""
+"""OpenAI's default of `temperature`. In Python and in other commands the default is 0."""
 ChoiceTexts = Annotated[list[Text], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
@@ -48,7 +44,7 @@ class ResponseFormat(StrictObject):
 
 
 class StructuredOutputs(StrictObject):
-    """vLLM's field of this name. Exactly one of these must be set."""
+    """vLLM's `structured_outputs`. Exactly one field must be set."""
 
     json_schema: JsonSchema | Text | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -79,7 +75,7 @@ TemplateVariables = Annotated[dict[Name, Text | int | float | bool | None], MaxK
 
 
 def _prompt_tag(prompt: Any) -> str:
-    """The member of the union `Prompt` that a prompt is validated as, by its first element."""
+    """Return the tag of a prompt in the union `Prompt`, by the type of its first element."""
     if not isinstance(prompt, list):
         return "str"
     if prompt and isinstance(prompt[0], str):
@@ -114,11 +110,11 @@ KIND_TYPES: dict[str, Any] = {
     "ids": TokenIds,
     "texts": list[NonEmptyName],
 }
-"""The type of a value, by `RequestField.kind`."""
+"""The type of a field's value, by `RequestField.kind`."""
 
 
 def _http_field(field: RequestField) -> tuple[Any, Any]:
-    """The type and the pydantic Field of a request field."""
+    """Return the type and the pydantic Field of a request field."""
     bounds: dict[str, Any] = dict(field.bounds if field.http_schema is None else field.http_schema)
     value_type: Any = Literal[field.choices] if field.choices else KIND_TYPES.get(field.kind)
     if field.kind == "biases":
@@ -130,11 +126,11 @@ def _http_field(field: RequestField) -> tuple[Any, Any]:
 
 
 def common_fields_model(fields: Iterable[RequestField]) -> type[StrictObject]:
-    """A model with these fields. `null` is the default of each."""
-    found: dict[str, Any] = {
+    """Return a schema with those of `fields` that HTTP requests have, each with null as default."""
+    http_fields: dict[str, Any] = {
         field.http: _http_field(field) for field in fields if field.http is not None
     }
-    return create_model("RequestFields", __base__=StrictObject, **found)
+    return create_model("RequestFields", __base__=StrictObject, **http_fields)
 
 
 class CommonFields(common_fields_model(REQUEST_FIELDS)):  # type: ignore[misc]
@@ -163,22 +159,22 @@ class GenerationRequest(StructuredOutputFields, CommonFields):
         None, description="Return the tokens of each pass, each with its source."
     )
 
-    service_tier: Any = only("auto", "default")
-    store: Any = only(False)
+    service_tier: Any = null_or("auto", "default")
+    store: Any = null_or(False)
 
-    length_penalty: Any = only(1)
-    prompt_logprobs: Any = only()
-    truncate_prompt_tokens: Any = only()
-    use_beam_search: Any = only(False)
-    early_stopping: Any = only(False)
-    detokenize: Any = only(True)
-    skip_special_tokens: Any = only(True)
-    spaces_between_special_tokens: Any = only(True)
-    include_stop_str_in_output: Any = only(False)
-    priority: Any = only(0)
-    logits_processors: Any = only([])
-    return_token_ids: Any = only(False)
-    return_tokens_as_token_ids: Any = only(False)
+    length_penalty: Any = null_or(1)
+    prompt_logprobs: Any = null_or()
+    truncate_prompt_tokens: Any = null_or()
+    use_beam_search: Any = null_or(False)
+    early_stopping: Any = null_or(False)
+    detokenize: Any = null_or(True)
+    skip_special_tokens: Any = null_or(True)
+    spaces_between_special_tokens: Any = null_or(True)
+    include_stop_str_in_output: Any = null_or(False)
+    priority: Any = null_or(0)
+    logits_processors: Any = null_or([])
+    return_token_ids: Any = null_or(False)
+    return_tokens_as_token_ids: Any = null_or(False)
 
 
 class CompletionRequest(GenerationRequest):
@@ -191,15 +187,15 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = Field(None, description="Begin the text with the prompt.")
     suffix: Text | None = Field(None, description="Must be null or empty.")
-    add_special_tokens: Any = only(True)
+    add_special_tokens: Any = null_or(True)
 
 
 class ChatRequest(GenerationRequest):
     """/v1/chat/completions"""
 
     messages: Messages
-    best_of: Any = only(1)
-    echo: Any = only(False)
+    best_of: Any = null_or(1)
+    echo: Any = null_or(False)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -213,16 +209,16 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: TemplateVariables | None = Field(
         None, description="Variables that the model's chat template reads."
     )
-    functions: Any = only([])
-    function_call: Any = only("none", "auto")
-    modalities: Any = only(["text"])
-    audio: Any = only()
-    prediction: Any = only()
-    reasoning_effort: Any = only("none")
-    verbosity: Any = only("medium")
-    web_search_options: Any = only()
-    add_generation_prompt: Any = only(True)
-    continue_final_message: Any = only(False)
-    add_special_tokens: Any = only(False)
-    chat_template: Any = only()
-    documents: Any = only([])
+    functions: Any = null_or([])
+    function_call: Any = null_or("none", "auto")
+    modalities: Any = null_or(["text"])
+    audio: Any = null_or()
+    prediction: Any = null_or()
+    reasoning_effort: Any = null_or("none")
+    verbosity: Any = null_or("medium")
+    web_search_options: Any = null_or()
+    add_generation_prompt: Any = null_or(True)
+    continue_final_message: Any = null_or(False)
+    add_special_tokens: Any = null_or(False)
+    chat_template: Any = null_or()
+    documents: Any = null_or([])

@@ -1,4 +1,4 @@
-"""Runs the app with uvicorn, with limits on its connections, and drains it at SIGTERM and Ctrl-C.
+"""Runs the app with uvicorn, limits its connections, and at SIGTERM and Ctrl-C lets requests end.
 
 uvicorn itself has no time limit for the head of a request, nor for a client that does not read its
 answer: without the limits here, any client could hold connections and their memory forever.
@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -29,15 +28,16 @@ from pass_server.warming_up import warming_up
 
 log = logging.getLogger("pass_server")
 MAX_IDLE_BYTES = 1 << 20
-"""The most bytes of a request's head, or of the rest of a refused body."""
+"""The most bytes that a connection accepts outside a request under way: the head of the next one,
+or the rest of a body that was refused."""
 MIN_READ_BYTES = 1 << 14
 """A client that reads fewer bytes than this within `client_seconds` counts as not reading."""
 
 
 def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]:
-    """The `Connection` class with these limits. connections: if there are more, an idle connection
-    is closed for each new request. seconds: how long a client may take to send the head of a
-    request, or to read MIN_READ_BYTES."""
+    """Return a `Connection` class with these limits, since uvicorn makes the objects. connections:
+    if there are more, an idle one is closed for each new request. seconds: `client_seconds`, how
+    long a client may take to send the head of a request, or to read MIN_READ_BYTES."""
 
     class BoundedConnection(Connection):
         max_connections, client_seconds = connections, seconds
@@ -54,12 +54,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.idle_since = self.read_at = self.loop.time()
-        """read_at: when the client last read enough."""
-        self.unsent = self.idle_bytes = 0
-        """unsent: bytes in the write buffer at `read_at`."""
+        self.idle_since = self.loop.time()
+        self.idle_bytes = 0  # received since then
+        self.read_at = self.loop.time()  # when the client had last read MIN_READ_BYTES
+        self.unsent = 0  # bytes that waited to be sent at `read_at`
+        # uvicorn's object for the request and response that was last admitted.
         self._admitted_cycle: Any = None
-        """uvicorn's cycle (request and response) of the last request that was admitted."""
         self.app_state = {**self.app_state, CONNECTION: self}
         if len(self.connections) > self.max_connections:
             self._make_room(admitted=False)
@@ -73,7 +73,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         self.idle_since, self.idle_bytes = self.loop.time(), 0
-        # A client that does not wait for answers may never read them, so it gets only one.
+        # A client that sends on without waiting for the answer may read none, so it gets only one.
         if self._pipelined():
             self.transport.close()
         super().on_response_complete()
@@ -84,8 +84,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self.cycle is None or self.cycle.response_complete
 
     def close_if_overdue(self, now: float) -> None:
-        """Close the connection if the server has waited for its client for more than
-        `client_seconds`. The time of requests under way is limited elsewhere."""
+        """Close the connection if its client has kept the server waiting for `client_seconds`. What
+        the server itself takes for a request is limited elsewhere."""
         unsent = self.transport.get_write_buffer_size()
         must_read = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
         has_read = unsent <= self.unsent - MIN_READ_BYTES
@@ -102,16 +102,18 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def admit(self) -> bool:
         """Note that the request under way is admitted. If there are too many connections, close
-        another one that has no admitted request under way. Returns False if there is no other."""
+        another one that has no admitted request under way. Return False if there is none."""
         self._admitted_cycle = self.cycle
         return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
 
     def _make_room(self, *, admitted: bool) -> bool:
-        """Close one other connection that has no admitted request under way: if possible one that
-        never had an admitted request, else the one that is idle for longest. Returns whether there
-        was such a connection. admitted: whether connections that had an admitted request may be
-        closed. A new connection may not close them, so the limit is exceeded until one of its
-        requests is admitted."""
+        """Close one other connection that has no admitted request under way: first those that never
+        had an admitted request, then the one that is idle for longest. Return whether there was
+        one.
+
+        admitted: whether connections that once had an admitted request may be closed. A connection
+        may only close these when a request of its own is admitted; until then it is an extra one.
+        """
         candidates = [
             each
             for each in self.connections
@@ -127,12 +129,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return True
 
     def _pipelined(self) -> bool:
-        """Whether the next request came before this one was answered."""
+        """Return whether the next request came before this one was answered."""
         if hasattr(self, "pipeline"):  # httptools
             return bool(self.pipeline)
-        # With h11, bytes after the body are the next request's.
-        done = self.conn.their_state is self.conn.our_state
-        return done and bool(self.conn.trailing_data[0])
+        # With h11, once both sides are done, bytes after the body are the next request's.
+        is_done = self.conn.their_state is self.conn.our_state
+        return is_done and bool(self.conn.trailing_data[0])
 
 
 def run_server(
@@ -141,15 +143,14 @@ def run_server(
     listen_options: ListenOptions,
     report: Callable[[str], None],
 ) -> None:
-    """Serve a session until a signal ends the server. Options and address are checked before the
-    session is opened. report: called with the server's addresses, one per line, when it serves."""
+    """Serve a session until a signal ends the server. The address is checked before the session is
+    opened. report: called with the server's addresses, one per line, once it serves."""
     check_exposure(listen_options.host, options.keys, allow_no_key=listen_options.allow_no_key)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(listen_options.host, listen_options.port)
+    max_connections = listen_options.max_connections
     with listener, ExitStack() as closing:
-        with answering(
-            listener, warming_up(), listen_options.max_connections, options.client_seconds
-        ):
+        with answering(listener, warming_up(), max_connections, options.client_seconds):
             session = closing.enter_context(open_session())
             if session.chat_template is not None:
                 session.chat_template.check()
@@ -157,31 +158,33 @@ def run_server(
         app = make_app(session, options)
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        text = f"{app.state.service.model} is served at {address}/v1"
+        service: Service = app.state.service
+        text = f"{service.model} is served at {address}/v1"
         if options.page:
             text += f"\na page to try it: {address}/"
-        serve(
-            app,
-            listener,
-            listen_options.max_connections,
-            listen_options.drain_seconds,
-            ready=lambda: report(text),
-        )
+        server = HttpServer(app, max_connections, options.client_seconds)
+        # uvicorn's event loop is that of uvloop if it is installed.
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            serving = _serve(
+                server, service, listener, listen_options.drain_seconds, lambda: report(text)
+            )
+            runner.run(serving)
 
 
 @contextmanager
 def answering(
     listener: socket.socket, app: ASGIApp, max_connections: int, client_seconds: float
 ) -> Generator[None, None, None]:
-    """Serve `app` in a thread within this context. Connections after it wait for the next app."""
+    """Serve `app` in a thread within this context. Clients that connect between this app and the
+    next one wait for the latter, because the listener stays open."""
     server = HttpServer(app, max_connections, client_seconds)
 
     def run() -> None:
         with (
-            listener.dup() as own,
+            listener.dup() as own_listener,
             asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner,
         ):
-            runner.run(server.serve([own]))
+            runner.run(server.serve([own_listener]))
 
     thread = threading.Thread(target=run, name="pass-warming-up", daemon=True)
     thread.start()
@@ -193,13 +196,25 @@ def answering(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with the limits of `Connection` (see `ServeOptions`) and no signal handlers."""
+    """uvicorn with the limits of `bounded_protocol`, and without its signal handlers."""
 
     def __init__(self, app: ASGIApp, max_connections: int, client_seconds: float) -> None:
-        super().__init__(_uvicorn_config(app, max_connections, client_seconds))
+        config = uvicorn.Config(
+            app,
+            http=bounded_protocol(max_connections, client_seconds),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=5,
+            lifespan="off",
+            ws="none",
+        )
+        super().__init__(config)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to `_serve`."""
         yield
 
     async def on_tick(self, counter: int) -> bool:
@@ -212,7 +227,7 @@ class HttpServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises PassError if the address cannot be used."""
+    """Return a listening socket. Raises PassError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
@@ -222,40 +237,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise PassError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from None
-    # Without TCP_NODELAY a token waits up to 40 ms until the client has acknowledged the token
-    # before. asyncio does not set it on this socket; accepted connections inherit it from here.
+    # Without TCP_NODELAY a token waits up to 40 ms until the client acknowledges the one before.
+    # asyncio does not set it for this socket, from which accepted connections inherit it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _uvicorn_config(app: ASGIApp, max_connections: int, client_seconds: float) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=bounded_protocol(max_connections, client_seconds),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=5,
-        lifespan="off",
-        ws="none",
-    )
-
-
-def serve(
-    app: FastAPI,
-    listener: socket.socket,
-    max_connections: int,
-    drain_seconds: float,
-    ready: Callable[[], None],
-) -> None:
-    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds`; a second signal
-    cancels them. ready: called once the signal handlers are installed."""
-    service: Service = app.state.service
-    server = HttpServer(app, max_connections, service.options.client_seconds)
-    # uvicorn's loop is uvloop if that is installed.
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(_serve(server, service, listener, drain_seconds, ready))
 
 
 async def _serve(
@@ -265,24 +250,26 @@ async def _serve(
     drain_seconds: float,
     ready: Callable[[], None],
 ) -> None:
+    """Serve until SIGTERM or Ctrl-C. Requests under way then have `drain_seconds`; a second signal
+    cancels them. ready: called once the signal handlers are installed."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     ready()
     serving = asyncio.create_task(server.serve([listener]))
-    signalled = asyncio.create_task(signals.get())
-    await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
-    if signalled.done():
+    first_signal = asyncio.create_task(signals.get())
+    await asyncio.wait({serving, first_signal}, return_when=asyncio.FIRST_COMPLETED)
+    if first_signal.done():
         message = "shutting down: %d requests under way have %g seconds"
         log.info(message, service.active_requests, drain_seconds)
         draining = asyncio.create_task(service.drain(drain_seconds))
-        again = asyncio.create_task(signals.get())
-        await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
+        second_signal = asyncio.create_task(signals.get())
+        await asyncio.wait({draining, second_signal}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             draining.cancel()
             await service.drain(0)
-        again.cancel()
-    signalled.cancel()
+        second_signal.cancel()
+    first_signal.cancel()
     server.should_exit = True
     await serving

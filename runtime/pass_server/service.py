@@ -1,4 +1,5 @@
-"""Admits requests while there is room, parses and decodes them; cancels them at the end."""
+"""What every endpoint does with a request, over HTTP or in Triton: `Service.parse` admits and
+checks it, `Service.decode` begins its sequences, `Service.pieces` yields what they write."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ from pass_server.serve_options import ServeOptions
 
 T = TypeVar("T")
 ChoicePiece = tuple[Choice, Piece | None]
-"""A choice and its next piece, which is None after the last one."""
+"""A choice and its next piece. None in place of a piece: the choice has ended."""
 LONG_TEXT_BYTES = 1 << 15
-"""Longer texts are tokenized one at a time, so that short ones do not wait for them."""
+"""Longer texts are tokenized one at a time, so that short texts need not wait for them."""
 MAX_SHRINK_FACTOR = 4
 """The largest factor by which a normalizer may shorten a text, as by composing characters."""
 
@@ -49,7 +50,7 @@ class Service:
     def __init__(
         self, session: Session, options: ServeOptions, model: str, sink: metrics.MetricSink
     ) -> None:
-        """model: the name that clients use."""
+        """model: the name by which clients call the model."""
         self.session, self.options, self.model = session, options, model
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns if a process forks
         self.texts = TokenTexts(session.vocabulary)
@@ -59,7 +60,7 @@ class Service:
         self._active: list[list[Choice]] = []
         """The choices of each request whose answer has not ended."""
         self._executor = ThreadPoolExecutor(2, "pass-reader")
-        # One of the two threads is always left for short texts.
+        # A long text takes this semaphore, so one of the two threads is left for short ones.
         self._long_text_semaphore = asyncio.Semaphore(1)
         self._max_prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
         shrink_factor = MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1
@@ -72,7 +73,7 @@ class Service:
         return len(self._active)
 
     def has_room(self, count: int) -> bool:
-        """Whether `count` sequences would get slots now, without waiting."""
+        """Return whether `count` sequences would get slots now, without waiting."""
         usage = self.session.usage()
         return usage.running + usage.waiting + count <= usage.slots
 
@@ -81,11 +82,11 @@ class Service:
     ) -> ParsedRequest:
         """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError
         if the request is invalid, if there is no room for it, or if a text is too long. Room and
-        lengths are checked first, because tokenizing may take seconds.
+        lengths are checked first, because tokenizing may take seconds. The places that are reserved
+        for the request are free again when it has ended, or when the result is garbage-collected.
 
-        size: bytes of the request, which decide whether it is tokenized as a long text; None: those
-        of its longest prompt. key_digest: of its API key, "" if the server has no keys. The places
-        reserved for it are kept until it begins or the ParsedRequest is garbage-collected.
+        size: the bytes of the request, by which it counts as a long text or not; by default those
+        of its longest prompt. key_digest: of its API key; "" if the server has no keys.
         """
         arrived, sequences = time.perf_counter(), count_sequences(request)
         longest_prompt = prompt_bytes(request)
@@ -105,7 +106,8 @@ class Service:
             return parsed
 
     async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Run `work` on `size` bytes of text in a thread. Raises ApiError if it takes too long."""
+        """Call `work` in a thread, and return its result. Raises ApiError if that takes too long.
+        size: the bytes of text that `work` reads, which decide whether the text is long."""
         try:
             async with asyncio.timeout(self.options.request_seconds):
                 async with self._long_text_semaphore if size > LONG_TEXT_BYTES else nullcontext():
@@ -114,7 +116,8 @@ class Service:
             raise as_api_error(error) from None
 
     async def _wait(self, future: Future[Any]) -> None:
-        """Wait for a future that others may wait for, too. Raises ApiError if it takes too long."""
+        """Wait for a future, without cancelling it: other requests may wait for it too. Raises
+        ApiError if it takes too long."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
@@ -129,13 +132,13 @@ class Service:
             raise as_api_error(error) from None
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError if a request names another model."""
+        """Raise ApiError if a request names another model."""
         if name not in (None, self.model):
             problem = f"no model {name!r}: this server serves {self.model!r}"
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: GenerationRequest, size: int) -> None:
-        """Raises ApiError if a prompt of `size` bytes cannot fit, even in the longest tokens."""
+        """Raise ApiError if a prompt of `size` bytes is too long, even in the longest tokens."""
         if size > self._max_prompt_bytes:
             raise ApiError(
                 f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, "
@@ -146,8 +149,8 @@ class Service:
 
     @contextmanager
     def _admission(self, count: int) -> Iterator[None]:
-        """Raises ApiError if the server drains or `count` sequences are too many; turns a PassError
-        that the `with` block raises into an ApiError."""
+        """Raise ApiError if the server takes no new requests, or never that many sequences
+        (`count`). A PassError that the `with` block raises becomes an ApiError."""
         if self.draining:
             raise shutting_down()
         limit = self.session.slots + self.options.max_queue
@@ -179,14 +182,14 @@ class Service:
         try:
             yield choices
         finally:
-            self._active = [others for others in self._active if others is not choices]
+            self._active = [active for active in self._active if active is not choices]
             for choice in choices:
                 choice.generation.cancel()
             for choice in choices:
                 self._metrics.record_end(choice)
 
     async def pieces(self, choices: list[Choice]) -> AsyncGenerator[ChoicePiece, None]:
-        """The pieces of all choices as they come. Raises the first error of a choice."""
+        """Yield the pieces of all choices as they come. Raises the first error of a choice."""
         pieces = merged([choice.generation for choice in choices])
         async with aclosing(pieces):
             async for index, piece in pieces:
@@ -198,7 +201,7 @@ class Service:
                 yield choice, piece
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests. After `seconds` cancel those under way, and wait for their end."""
+        """Take no new requests, and cancel those under way that have not ended after `seconds`."""
         self.draining = True
         await self._wait_until_idle(seconds)
         for choices in self._active:
@@ -221,12 +224,12 @@ class RequestMetrics:
         self._sink, self._model = sink, model
 
     def record_begin(self, constraint_kind: str | None) -> None:
-        """A request has begun. constraint_kind: of its texts; None without a constraint."""
+        """Record that a request has begun. constraint_kind: that of `ParsedRequest`."""
         if constraint_kind is not None:
             self._record(metrics.CONSTRAINED_REQUESTS, 1, constraint_kind)
 
     def record_piece(self, choice: Choice, piece: Piece) -> None:
-        """A pass has written tokens of a sequence. Times are those of the pass."""
+        """Record that a pass has written tokens of a sequence."""
         if not piece.tokens:
             return
         self._record(metrics.GENERATION_TOKENS, len(piece.tokens))
@@ -238,7 +241,7 @@ class RequestMetrics:
         choice.last_written = piece.written
 
     def record_end(self, choice: Choice) -> None:
-        """A sequence has ended, by itself or with its request."""
+        """Record that a sequence has ended, by itself or with its request."""
         generation, stats, record = choice.generation, choice.generation.stats, self._record
         reason = str(generation.finish_reason)
         if reason not in metrics.FINISHED_REASONS:
@@ -251,7 +254,7 @@ class RequestMetrics:
         record(metrics.E2E_LATENCY, time.perf_counter() - choice.arrived)
         record(metrics.REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
         record(metrics.REQUEST_GENERATION_TOKENS, stats.generated_tokens)
-        # The tokens of pieces that were never read.
+        # `record_piece` counted the tokens that were read; a cancelled sequence may have others.
         record(metrics.GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))
         if choice.first_written is not None:
             prefill = choice.first_written - generation.submitted - stats.queue_seconds

@@ -1,4 +1,5 @@
-"""Answers over ASGI, whole or as a stream. If the client disconnects, the request is cancelled."""
+"""Sends answers over ASGI, whole or as a stream, while their sequences are decoded. If the client
+disconnects, its request is cancelled."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pass_server.api_error import ApiError, as_api_error
 from pass_server.choices import Choice, Json
-from pass_server.formatters import ResponseFormatter, usage
+from pass_server.formatters import ResponseFormatter, usage_field
 from pass_server.middleware import as_response
 from pass_server.parsed_request import ParsedRequest
 from pass_server.service import ChoicePiece, Service
@@ -22,9 +23,9 @@ from pass_server.service import ChoicePiece, Service
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
 HEAD_SECONDS = 0.5
-"""A stream that has a slot gets its head with its first pass, or after so long: if that pass fails,
-the error has an HTTP status, after which clients try again. One that waits for a slot gets its head
-at once."""
+"""How long the head of a stream waits for the first pass. If this pass fails, the error can still
+be the status of the response, after which clients try again. If the request must wait for a slot,
+the head is sent at once."""
 COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -34,7 +35,8 @@ STREAM_HEADERS = (
 
 
 class GenerationResponse(Response):
-    """A response that decodes a request while it is sent. stream: whether as server-sent events."""
+    """A response that decodes its request while it is sent. stream: as server-sent events or
+    whole."""
 
     def __init__(
         self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool
@@ -49,19 +51,17 @@ class GenerationResponse(Response):
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            await send(
-                message
-            )  # if it is cancelled while the client does not read, it sent nothing
-            started = True
+            await send(message)
+            started = True  # not so if `send` was cancelled, because the client did not read
 
         async def work() -> None:
             options = self._service.options
-            left = self._request.arrived + options.request_seconds - time.perf_counter()
+            seconds_left = self._request.arrived + options.request_seconds - time.perf_counter()
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     await self._answer(scope, receive, send, send_noted)
             except Exception as error:
-                # If the client does not read the error, the server closes the incomplete response.
+                # If the client does not read the error, uvicorn closes the incomplete response.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ERROR_SEND_SECONDS):
                         await self._send_error(as_api_error(error), started, scope, receive, send)
@@ -69,11 +69,11 @@ class GenerationResponse(Response):
         await _cancel_on_disconnect(work(), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, send_start: Send) -> None:
-        """Decode the request and send its answer. send_start: sends the first message of the
-        response, or all messages of an answer that is not a stream."""
+        """Decode the request and send its answer. send_start: what the head of a stream is sent
+        with, and an answer that is no stream."""
         service = self._service
         async with AsyncExitStack() as stack:
-            # Asked before the request itself takes slots.
+            # This has to be asked before the request itself takes slots.
             has_room = service.has_room(len(self._request.requests))
             choices = await stack.enter_async_context(service.decode(self._request))
             pieces = await stack.enter_async_context(aclosing(service.pieces(choices)))
@@ -98,7 +98,8 @@ class GenerationResponse(Response):
     async def _send_error(
         self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Send a response, or an event if a stream has begun; a whole answer can carry no error."""
+        """Send a response, or an event if a stream has begun. An answer that is no stream, and of
+        which a part was sent, can carry no error."""
         if not started:
             await as_response(error)(scope, receive, send)
         elif self._stream:
@@ -127,11 +128,11 @@ class GenerationResponse(Response):
             await _send(send, formatter.event(content))
 
     def _usage(self, choices: list[Choice]) -> Json:
-        return usage(self._request.prompt_tokens, self._request.per_prompt, choices)
+        return usage_field(self._request.prompt_tokens, self._request.per_prompt, choices)
 
 
 def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Choice]:
-    """The `n` likeliest of each prompt's `per_prompt` choices, best first, with new indices."""
+    """Return the `n` likeliest of each prompt's `per_prompt` choices, best first and renumbered."""
     if per_prompt == n:
         return list(choices)
     by_prompt = [choices[i : i + per_prompt] for i in range(0, len(choices), per_prompt)]
@@ -147,8 +148,8 @@ def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Cho
 async def _first(
     pieces: AsyncIterator[ChoicePiece], seconds: float
 ) -> AsyncIterator[Awaitable[ChoicePiece]]:
-    """A task for the first piece, once the piece has come or `seconds` are over. Raises the task's
-    error if it fails sooner. Leaving the context cancels the task."""
+    """Yield a task for the first piece, once this piece has come or `seconds` have passed. Raises
+    the error of a pass that fails before. Leaving the context cancels the task."""
 
     async def next_piece() -> ChoicePiece:
         return await anext(pieces)
@@ -163,12 +164,12 @@ async def _first(
         first.cancel()
         await asyncio.wait({first})
         if not first.cancelled():
-            first.exception()  # or asyncio reports that nobody asked for it
+            first.exception()  # If nobody asked for it, asyncio would report it.
 
 
 class _EventStream:
-    """Sends the body of a stream, and a comment if nothing was sent for `seconds`, so that no proxy
-    takes the stream for dead while its request waits."""
+    """Sends the body of a stream, and a comment whenever nothing was sent for `seconds`, so that no
+    proxy takes the stream for dead while its request waits."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
@@ -182,7 +183,7 @@ class _EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Comments are sent within this context."""
+        """Send comments within this context."""
         comments = asyncio.create_task(self._send_comments())
         try:
             yield
@@ -192,9 +193,9 @@ class _EventStream:
 
     async def _send_comments(self) -> None:
         while True:
-            left = self._sent_at + self._seconds - time.monotonic()
-            if left > 0:
-                await asyncio.sleep(left)
+            quiet_left = self._sent_at + self._seconds - time.monotonic()
+            if quiet_left > 0:
+                await asyncio.sleep(quiet_left)
             else:
                 await _send(self.send, COMMENT)
 

@@ -1,4 +1,4 @@
-"""vLLM's endpoints /tokenize (a text or messages to token ids) and /detokenize."""
+"""vLLM's endpoints /tokenize (from a text or messages to token ids) and /detokenize (to a text)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import Field
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError, not_supported
-from pass_server.fields import Messages, Name, StrictObject, Text, Tools, only, unsupported_field
+from pass_server.fields import Messages, Name, StrictObject, Text, Tools, null_or, unsupported_field
 from pass_server.schemas import ChatRequest, TemplateVariables, TokenIds
 from pass_server.service import Service
 
 
 class TokenizeRequest(StrictObject):
-    """Either prompt or messages."""
+    """Either `prompt` or `messages` must be set."""
 
     model: Name | None = None
     prompt: Text | None = None
@@ -28,10 +28,10 @@ class TokenizeRequest(StrictObject):
     return_token_strs: bool | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    add_generation_prompt: Any = only(True)
-    continue_final_message: Any = only(False)
-    chat_template: Any = only()
-    mm_processor_kwargs: Any = only({})
+    add_generation_prompt: Any = null_or(True)
+    continue_final_message: Any = null_or(False)
+    chat_template: Any = null_or()
+    mm_processor_kwargs: Any = null_or({})
 
 
 class DetokenizeRequest(StrictObject):
@@ -40,7 +40,7 @@ class DetokenizeRequest(StrictObject):
 
 
 def add_tokenize_endpoints(app: FastAPI, service: Service, responses: Any) -> None:
-    """Add both endpoints. responses: the error responses in the OpenAPI document."""
+    """Add both endpoints to the app. responses: the error responses in the OpenAPI document."""
 
     @app.post("/tokenize", responses=responses)
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
@@ -74,14 +74,14 @@ def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
 
 
 def _ids(service: Service, request: TokenizeRequest) -> list[int]:
-    """The token ids of the prompt or the messages. Raises ApiError if the request is invalid."""
+    """Return the ids of the prompt or the messages. Raises ApiError if the request is invalid."""
     if (name := unsupported_field(request)) is not None:
         raise not_supported(name, getattr(request, name))
     if (request.prompt is None) == (request.messages is None):
         raise ApiError("give either prompt or messages", param="prompt")
-    read, param = (_prompt_ids, "prompt") if request.messages is None else (_chat_ids, "messages")
+    encode, param = (_prompt_ids, "prompt") if request.messages is None else (_chat_ids, "messages")
     try:
-        return read(service, request)
+        return encode(service, request)
     except PassError as error:
         raise ApiError(str(error), param=param) from None
 

@@ -1,4 +1,5 @@
-"""Reads an assistant's turn while it is written: reasoning, content and tool calls apart."""
+"""Splits the model's turn into reasoning, content and tool calls while it is written. The text may
+come in pieces of any size: a reader holds back what may still become a marker or a call."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ArgumentsDelta:
-    """The next part of the arguments, a JSON object, of the call that began last."""
+    """The next part of the arguments of the call that began last. They are a JSON object."""
 
     text: str
 
@@ -38,7 +39,7 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """How many of the last characters of `text` may begin `marker`, but are not all of it."""
+    """Return how many of the last characters of `text` are a beginning, not all, of `marker`."""
     limit = min(len(text), len(marker) - 1)
     return next((size for size in range(limit, 0, -1) if text.endswith(marker[:size])), 0)
 
@@ -47,7 +48,8 @@ REASONING_START, REASONING_END = "<think>", "</think>"
 
 
 class SteppedReader(ABC):
-    """Reads text as it comes, in steps. _held: the text that was not read so far."""
+    """Reads text that comes in pieces, with one `_step` for each part of it. _held: the text that
+    was pushed and is not read so far."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -55,85 +57,84 @@ class SteppedReader(ABC):
     def push(self, text: str) -> list[TurnDelta]:
         """Read `text`, and return the deltas that are certain now."""
         self._held += text
-        parts: list[TurnDelta] = []
-        while self._step(parts):
+        deltas: list[TurnDelta] = []
+        while self._step(deltas):
             pass
-        return parts
+        return deltas
 
     @abstractmethod
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """The deltas of the text that was held back. Call it after the last `push`. cut: whether
-        the text ended in the middle of a turn."""
+        """Return the deltas of the text that was held back. Call it after the last `push`. cut:
+        whether the text ended in the middle of a turn."""
 
     @abstractmethod
-    def _step(self, parts: list[TurnDelta]) -> bool:
-        """Read a part of `_held`, and add the deltas that are certain now to `parts`. Returns
-        whether another step may follow."""
+    def _step(self, deltas: list[TurnDelta]) -> bool:
+        """Read a part of `_held`, and add the deltas that are certain now. Return False if another
+        step would find nothing more to read."""
 
 
 class ReasoningReader(SteppedReader):
     """Splits a turn into reasoning and content. White space around the reasoning is dropped.
-
-    in_reasoning: whether the prompt ends with the marker that opens reasoning.
-    """
+    in_reasoning: whether the prompt ends with the marker that opens reasoning."""
 
     def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        # In a state "... begins", white space is skipped.
+        # One of: beginning (before an opening marker), reasoning begins, reasoning, answer begins,
+        # answer. In a state "... begins", white space is skipped.
         self._state = "reasoning begins" if in_reasoning else "beginning"
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""
         if cut and self._state == "beginning" and len(held.strip()) > 1:
-            return []  # most of an opening marker
+            return []  # an opening marker that was cut off
         if self._state.startswith("reasoning"):
             held = held.rstrip()
             return [ReasoningDelta(held)] if held else []
         return [ContentDelta(held)] if held and self._state != "answer begins" else []
 
-    def _step(self, parts: list[TurnDelta]) -> bool:
+    def _step(self, deltas: list[TurnDelta]) -> bool:
         if self._state == "beginning":
             return self._find_opening()
         if self._state == "reasoning":
-            return self._read_reasoning(parts)
+            return self._read_reasoning(deltas)
         if self._state in ("reasoning begins", "answer begins"):
             self._held = self._held.lstrip()
             if self._held:
                 self._state = "reasoning" if self._state == "reasoning begins" else "answer"
             return bool(self._held)
         if self._held:
-            parts.append(ContentDelta(self._held))
+            deltas.append(ContentDelta(self._held))
             self._held = ""
         return False
 
     def _find_opening(self) -> bool:
-        begins = self._held.lstrip()
-        if begins.startswith(REASONING_START):
-            self._held, self._state = begins.removeprefix(REASONING_START), "reasoning begins"
+        text = self._held.lstrip()
+        if text.startswith(REASONING_START):
+            self._held, self._state = text.removeprefix(REASONING_START), "reasoning begins"
             return True
-        if REASONING_START.startswith(begins):
+        if REASONING_START.startswith(text):
             return False
         self._state = "answer"
         return True
 
-    def _read_reasoning(self, parts: list[TurnDelta]) -> bool:
+    def _read_reasoning(self, deltas: list[TurnDelta]) -> bool:
         reasoning, closing, rest = self._held.partition(REASONING_END)
         if closing:
             if reasoning := reasoning.rstrip():
-                parts.append(ReasoningDelta(reasoning))
+                deltas.append(ReasoningDelta(reasoning))
             self._held, self._state = rest, "answer begins"
             return True
-        shown = self._held[: len(self._held) - overlap(self._held, REASONING_END)].rstrip()
-        if shown:
-            parts.append(ReasoningDelta(shown))
-            self._held = self._held[len(shown) :]
+        certain = self._held[: len(self._held) - overlap(self._held, REASONING_END)].rstrip()
+        if certain:
+            deltas.append(ReasoningDelta(certain))
+            self._held = self._held[len(certain) :]
         return False
 
 
 class TurnReader:
-    """Splits a turn into reasoning, content and calls. reasoning, calls: None if the turn has no
-    such part. only_calls: whether only calls may follow the reasoning, so that text beside them
-    belongs to their format and is no content."""
+    """Splits a turn into reasoning, content and calls. reasoning, calls: the readers of these
+    parts; None if the turn cannot have the part. only_calls: whether nothing but calls may follow
+    the reasoning: text beside them then belongs to their format, and is dropped."""
 
     def __init__(
         self,
@@ -151,23 +152,27 @@ class TurnReader:
         )
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """As `SteppedReader.finish`."""
-        parts = self._read_calls([] if self._reasoning is None else self._reasoning.finish(cut=cut))
+        """Return the deltas of the text that was held back, as `SteppedReader.finish` does."""
+        held = [] if self._reasoning is None else self._reasoning.finish(cut=cut)
+        deltas = self._read_calls(held)
         if self._calls is not None:
-            parts += self._without_content(self._calls.finish(cut=cut))
-        return parts
+            deltas += self._allowed(self._calls.finish(cut=cut))
+        return deltas
 
-    def _read_calls(self, parts: list[TurnDelta]) -> list[TurnDelta]:
-        """`parts`, in which content is split further into content and calls."""
+    def _read_calls(self, deltas: list[TurnDelta]) -> list[TurnDelta]:
+        """Return the deltas, with the content among them split further into content and calls."""
         if self._calls is None:
-            return parts
+            return deltas
         split: list[TurnDelta] = []
-        for part in parts:
-            if isinstance(part, ContentDelta):
-                split += self._without_content(self._calls.push(part.text))
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                split += self._allowed(self._calls.push(delta.text))
             else:
-                split.append(part)
+                split.append(delta)
         return split
 
-    def _without_content(self, parts: list[TurnDelta]) -> list[TurnDelta]:
-        return [part for part in parts if not (self._only_calls and isinstance(part, ContentDelta))]
+    def _allowed(self, deltas: list[TurnDelta]) -> list[TurnDelta]:
+        """Return the deltas of the reader of calls, without content if only calls may come."""
+        return [
+            each for each in deltas if not (self._only_calls and isinstance(each, ContentDelta))
+        ]

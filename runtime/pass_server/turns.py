@@ -1,4 +1,5 @@
-"""Chats: messages for the template, and the format and constraint of the model's turn."""
+"""What is particular to chats: the messages for the chat template, the format in which the model
+writes reasoning and tool calls, and the constraint of its turn."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ RESERVED_VARIABLES = (
     "bos_token",
     "eos_token",
 )
-"""Template variables that clients cannot set, besides those of special tokens."""
+"""Variables of chat templates that clients cannot set. Nor can they set those of special tokens."""
 
 
 def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
-    """The messages for the chat template. calls: whether the template takes tool calls and their
-    results. Raises ApiError if a message is invalid."""
+    """Return the messages for the chat template. calls: whether the template takes tool calls and
+    their results. Raises ApiError if a message is invalid."""
     names: dict[str, str] = {}
     messages = []
     for i, message in enumerate(request.messages):
@@ -55,7 +56,7 @@ def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, An
 
 
 def chat_texts(request: ChatRequest) -> Iterator[str]:
-    """All texts of a chat that its prompt may contain: contents, reasoning, calls and tools."""
+    """Yield all texts of a chat that its prompt may contain: contents, reasoning, calls, tools."""
     for message in request.messages:
         yield from _content_texts(message)
         if isinstance(message, AssistantMessage):
@@ -66,15 +67,15 @@ def chat_texts(request: ChatRequest) -> Iterator[str]:
 
 
 def _content_texts(message: ChatMessage) -> list[str]:
-    """The text of a message's content, in parts."""
+    """Return the text of a message's content, in parts."""
     if isinstance(message.content, list):
         return [part.text or "" for part in message.content]
     return [message.content or ""]
 
 
 def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """The message for the chat template. names: the functions called so far, by call id, to which
-    those of this message are added."""
+    """Return a message for the chat template. path: of the message in the request, for errors.
+    names: the functions called so far, by the ids of the calls; this message's are added."""
     for part in message.content if isinstance(message.content, list) else ():
         if part.type != "text" or part.text is None or part.model_extra:
             raise ApiError(
@@ -116,13 +117,13 @@ def _calls(message: ChatMessage) -> list[ToolCall]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """A call for the chat template, which expects an object as arguments. Text that is no object,
-    such as that of a call that was cut off, is passed as text, so that it does not make every later
-    request of the conversation fail."""
+    """Return a call for the chat template, which expects the arguments as an object. Other
+    arguments, such as cut-off JSON, stay text: they must not make all later requests of the chat
+    fail."""
     function: dict[str, Any] = {"name": call.function.name}
     try:
         arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
-    except ValueError:  # no JSON, or too deep, or with values that templates cannot write
+    except ValueError:  # no JSON, nested too deep, or with numbers that JSON does not have
         arguments = None
     if isinstance(arguments, dict):
         function["arguments"] = arguments
@@ -135,10 +136,10 @@ def _call(call: ToolCall) -> dict[str, Any]:
 class TurnFormat:
     """How the model's turn is read.
 
-    has_reasoning: whether the turn may begin with reasoning. in_reasoning: whether the prompt ends
-    with the marker that opens reasoning. calls: the format of tool calls; None if the turn has no
-    calls. names: the functions that it may call. marker_tokens: special tokens that are markers.
-    only_calls: whether the turn has nothing but calls after its reasoning.
+    has_reasoning: whether the turn may have reasoning before the rest. in_reasoning: whether the
+    prompt ends with the marker that opens reasoning. calls: the format of tool calls; None if the
+    turn cannot have any. names: the functions that may be called. marker_tokens: the ids of markers
+    that are special tokens. only_calls: whether nothing but calls may follow the reasoning.
     """
 
     has_reasoning: bool
@@ -149,14 +150,16 @@ class TurnFormat:
     only_calls: bool = False
 
     def reader(self) -> TurnReader:
-        """A reader for one turn."""
+        """Return a reader for one turn."""
         reasoning = ReasoningReader(in_reasoning=self.in_reasoning) if self.has_reasoning else None
         calls = None if self.calls is None else self.calls.reader(self.names)
         return TurnReader(reasoning, calls, only_calls=self.only_calls)
 
 
 class ChatFormat:
-    """How a model writes reasoning and tool calls, by its chat template or the server's options."""
+    """How the model writes reasoning and tool calls, according to the server's options or, if they
+    are `auto`, to the chat template. has_reasoning: whether a turn may have reasoning. calls: the
+    format of tool calls; None if the model has none that the server reads."""
 
     def __init__(self, session: Session, options: ServeOptions) -> None:
         self._session = session
@@ -172,7 +175,8 @@ class ChatFormat:
             self.calls = format_of(template.tool_use_source)
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
-        """The chat template's variables besides messages. Raises ApiError for an unknown one."""
+        """Return the variables for the chat template besides messages. Raises ApiError if the
+        request sets one that the template does not read, or if its tools are invalid."""
         self._check_tools(request)
         variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
         template = self._session.chat_template
@@ -189,10 +193,11 @@ class ChatFormat:
         return variables
 
     def turn_format(self, request: ChatRequest, prompt: Sequence[int]) -> TurnFormat | None:
-        """How the turn after `prompt` is read; None if it is only text."""
+        """Return how the turn after `prompt` (token ids) is read; None if all of it is content."""
         calls = self.calls if request.tools and request.tool_choice != "none" else None
         if calls is None and not self.has_reasoning:
             return None
+        # The last few tokens are enough to find a marker at the end of the prompt.
         end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
         markers = (
             *(calls.markers if calls else ()),
@@ -211,7 +216,8 @@ class ChatFormat:
     def constraint(
         self, request: ChatRequest, turn: TurnFormat | None, requested: Constraint | None
     ) -> Constraint | None:
-        """The constraint of the whole turn. requested: that of its content, by the request."""
+        """Return the constraint of the whole turn. requested: the one that the request sets for the
+        content; None if it sets none."""
         if turn is None:
             return requested
         terminal = marker_terminals(self._session.tokenizer)
@@ -251,7 +257,7 @@ def _requires_call(request: ChatRequest) -> bool:
 
 
 def _functions(request: ChatRequest) -> list[Function]:
-    """The functions that may be called."""
+    """Return the functions that `tool_choice` lets the model call."""
     chosen = request.tool_choice
     return [
         Function(tool.function.name, tool.function.parameters or {})
@@ -261,8 +267,8 @@ def _functions(request: ChatRequest) -> list[Function]:
 
 
 def marker_terminals(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """A function that maps a marker to its terminal in a Lark grammar: the added token with this
-    text if there is one, else a string."""
+    """Return a function that returns the terminal of a marker in a Lark grammar: the added token
+    with this text if there is one, else a string."""
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     return lambda marker: (
         f"<[{ids[marker]}]>" if marker in ids else json.dumps(marker, ensure_ascii=False)
@@ -275,8 +281,8 @@ def turn_grammar(
     has_reasoning: bool = False,
     in_reasoning: bool = False,
 ) -> Constraint:
-    """The constraint of a turn that matches one of these Lark rules (`name: ...`), after reasoning
-    if `has_reasoning`. in_reasoning: as in ReasoningReader."""
+    """Return the constraint of a turn that matches one of these Lark rules (`name: ...`), after any
+    text as reasoning if `has_reasoning`. in_reasoning: as for `ReasoningReader`."""
     turn = " | ".join(rule.partition(":")[0] for rule in rules)
     lines = [f"turn: {turn}", *rules]
     if not has_reasoning:

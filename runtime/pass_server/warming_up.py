@@ -1,4 +1,4 @@
-"""What a server answers while its session opens and warms up: it lives, and is not ready."""
+"""The app that answers while the session opens and warms up: the server is alive, but not ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETRY = {"Retry-After": "5", "Connection": "close"}  # the next request may reac
 
 
 def warming_up() -> ASGIApp:
-    """An app that answers `/health` with 200, and everything else with 503."""
+    """Return an app that answers `/health` with 200, and everything else with 503."""
     return TrailingSlash(HeadAsGet(_answer))
 
 

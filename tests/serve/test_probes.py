@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from pass_runtime import GenerateOptions, PassError
 from pass_server import streaming
 from pass_server.app import make_app
-from pass_server.content_encoding import expanded
+from pass_server.content_encoding import expand
 from pass_server.serve_options import ServeOptions
 from pass_server.server import answering, listen
 from pass_server.service import Service
@@ -165,7 +165,7 @@ def test_bodies_are_bounded_after_expansion(client, encoding):
         for damaged in (pack(BODY)[:-9], b"junk", BODY):
             problem = error(send(http, damaged, encoding), 400)
             assert problem["code"] in ("invalid_encoding", "invalid_json")
-    assert expanded(pack(b"a" * 5), encoding, 5) == b"aaaaa"
+    assert expand(pack(b"a" * 5), encoding, 5) == b"aaaaa"
 
 
 def test_a_body_is_utf8_with_or_without_a_byte_order_mark(client):

@@ -1,1 +1,1 @@
-"""`model.Model` for Triton's Python backend. It needs no package of the extra `serve`."""
+"""A model for Triton's Python backend, `model.Model`. It needs no package of the extra `serve`."""

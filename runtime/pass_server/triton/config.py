@@ -1,5 +1,5 @@
-"""The tensors and the parameters of a Triton model, which `pass-export triton` writes into
-config.pbtxt.
+"""The tensors and parameters of a Triton model. `pass-export triton` writes them into config.pbtxt,
+and the model reads its settings from there.
 
 The tensors are those of Triton's vLLM backend and of its OpenAI frontend, and a few more.
 """
@@ -19,7 +19,7 @@ Dtype = Literal["STRING", "BOOL", "INT32", "UINT32", "UINT64", "FP32"]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output. dims: how many elements it has; -1 for any number."""
+    """An input or output of the model. dims: how many elements it has; -1: any number."""
 
     name: str
     dtype: Dtype
@@ -31,13 +31,13 @@ TEXT_INPUT = TensorSpec("text_input", "STRING", optional=False)
 INPUT_IDS = TensorSpec("input_ids", "INT32", -1, optional=False)
 
 DTYPES: Mapping[str, Dtype] = {"number": "FP32", "whole": "INT32", "flag": "BOOL", "ids": "INT32"}
-"""The dtype of an input, by `RequestField.kind`; those of other kinds are strings."""
+"""The dtype of a field's input, by `RequestField.kind`. Inputs of other kinds are strings."""
 LIST_KINDS = ("texts", "stops", "ids")
-"""The kinds of fields whose inputs have any number of elements."""
+"""The kinds of fields whose inputs may have any number of elements."""
 
 
 def request_inputs(fields: Iterable[RequestField]) -> tuple[TensorSpec, ...]:
-    """The inputs for these fields."""
+    """Return the inputs for those of the fields that Triton models have."""
     return tuple(
         TensorSpec(
             field.triton,
@@ -50,7 +50,7 @@ def request_inputs(fields: Iterable[RequestField]) -> tuple[TensorSpec, ...]:
 
 
 SAMPLING_INPUTS = (*request_inputs(REQUEST_FIELDS), TensorSpec("speculative", "BOOL"))
-"""Inputs that say how to sample and decode; `sampling_parameters` has the same as JSON."""
+"""Inputs that say how to sample and decode. `sampling_parameters` may have the same, as JSON."""
 
 SAMPLING_PARAMETERS = TensorSpec("sampling_parameters", "STRING")
 RESPONSE_FLAGS = tuple(
@@ -79,17 +79,19 @@ OPTIONAL_OUTPUTS = (
 
 
 def inputs(*, tokens: bool) -> tuple[TensorSpec, ...]:
-    """The inputs of a model. tokens: whether it reads token ids rather than text."""
+    """Return the inputs of a model. tokens: whether it reads token ids and not text."""
     first = (INPUT_IDS,) if tokens else (TEXT_INPUT, EXCLUDE_INPUT)
     return (*first, *RESPONSE_FLAGS, SAMPLING_PARAMETERS, *SAMPLING_INPUTS)
 
 
 def outputs(*, tokens: bool) -> tuple[TensorSpec, ...]:
+    """Return the outputs of a model. tokens: whether it writes token ids and not text."""
     return (OUTPUT_IDS if tokens else TEXT_OUTPUT, *OPTIONAL_OUTPUTS)
 
 
 DRAIN_SECONDS = 20.0
-"""Less than Triton's default `--exit-timeout-secs`, 30 s, by which models are unloaded."""
+"""The default of `drain_seconds`. It is less than Triton's default `--exit-timeout-secs`, 30 s,
+within which Triton unloads its models."""
 LOAD_PARAMETERS = {
     name: field
     for name, field in LoadOptions.option_fields().items()
@@ -110,15 +112,15 @@ PARAMETERS: Mapping[str, OptionField] = {
     **LIMIT_PARAMETERS,
     "drain_seconds": replace(ListenOptions.option_fields()["drain_seconds"], default=DRAIN_SECONDS),
 }
-"""The options that a Triton model has as parameters: fields of `LoadOptions` and `ServeOptions`,
-and how long requests may go on after a signal."""
+"""The parameters of a Triton model in config.pbtxt besides `bundle` and `tokens`: fields of
+`LoadOptions` and `ServeOptions`, and how long requests may go on after a signal."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a Triton model. bundle: absolute, or relative to the model's directory.
-    tokens: whether the model reads and writes token ids. drain_seconds: how long requests under way
-    may take after a signal."""
+    """The settings of a Triton model. bundle: its path, absolute or relative to the model's
+    directory. tokens: whether the model reads and writes token ids and not text. drain_seconds: how
+    long requests under way may go on after a signal."""
 
     bundle: str
     tokens: bool
@@ -127,22 +129,24 @@ class Settings:
     drain_seconds: float = DRAIN_SECONDS
 
     def path(self, model_directory: Path) -> Path:
+        """Return the path of the bundle."""
         return model_directory / self.bundle
 
 
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
-    """Make settings from values by the names in PARAMETERS. Raises PassError if a value is
-    invalid."""
+    """Make settings. values: of PARAMETERS, by name. Raises PassError if a value is invalid."""
     limits = {name: values[name] for name in LIMIT_PARAMETERS if name in values}
     opened = {name: values[name] for name in LOAD_PARAMETERS if name in values}
-    load = LoadOptions(**{"max_batch_size": None, **opened})  # None: as LoadOptions says
+    # Not 1, the default in Python, but what `max_batch_size=None` means in `LoadOptions`.
+    load = LoadOptions(**{"max_batch_size": None, **opened})
     drain_seconds = values.get("drain_seconds", DRAIN_SECONDS)
     PARAMETERS["drain_seconds"].checked(drain_seconds)
     return Settings(bundle, tokens, load, ServeOptions(**limits), drain_seconds)
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:
-    """The settings of a config.pbtxt. Parameters in capitals are Triton's own and are skipped."""
+    """Return the settings in the parameters of a config.pbtxt. Those in capitals are Triton's
+    own."""
     own = {name: value for name, value in parameters.items() if not name.isupper()}
     if not own.get("bundle"):
         raise PassError("config.pbtxt has no parameter `bundle`; write it with pass-export triton")

@@ -1,4 +1,4 @@
-"""Metrics in Triton's own /metrics, and a log for failures that repeat."""
+"""Sends metrics to Triton, which shows them in its own /metrics, and logs failures that repeat."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
-    """Logs failures of a thread, which may fail fifty times a second, at most once a minute."""
+    """Logs the failures of a loop at most once in LOG_INTERVAL_SECONDS: a loop that polls could
+    fail fifty times a second."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Suppress an exception of the block, and log it once in LOG_INTERVAL_SECONDS."""
+        """Suppress an exception of the `with` block, and log it if it is time to."""
         try:
             yield
         except Exception as error:
@@ -36,12 +37,13 @@ class FailureLog:
 
 
 class TritonMetricSink:
-    """A `MetricSink` that sends every value to the server from one thread of its own: the server
-    crashes if two threads send at a time, and decoding must not wait for it."""
+    """A `MetricSink` that sends every value to Triton from one thread of its own: Triton crashes if
+    two threads send at a time, and decoding must not wait for Triton."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
-        """instance: the value of a label, since a model may have several instances, each with its
-        own gauges. If Triton was started without metrics, nothing is recorded."""
+        """instance: the name of this instance of the model, which is the label `instance`: each
+        instance has gauges of its own. If Triton was started without metrics, nothing is
+        recorded."""
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}
         self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}
@@ -62,7 +64,7 @@ class TritonMetricSink:
             self._queue.put((metric, value, labels))
 
     def update_gauges(self, session: Session, model: str) -> None:
-        """Record the gauges that have changed."""
+        """Record the gauges whose values have changed."""
         for metric, value in read_gauges(session).items():
             if self._gauges.get(metric) != value:
                 self._gauges[metric] = value
@@ -99,6 +101,6 @@ class TritonMetricSink:
         if (metric, values) not in self._labelled:
             names = ("model_name", *metric.labels)
             labels = dict(zip(names, map(str, values), strict=True)) | {"instance": self._instance}
-            more = {"buckets": list(metric.buckets)} if metric.buckets else {}
-            self._labelled[metric, values] = self._families[metric].Metric(labels=labels, **more)
+            buckets = {"buckets": list(metric.buckets)} if metric.buckets else {}
+            self._labelled[metric, values] = self._families[metric].Metric(labels=labels, **buckets)
         return self._labelled[metric, values]

@@ -1,6 +1,8 @@
-"""The model that Triton's Python backend calls. It decodes each request as a sequence of a session.
+"""The model that Triton's Python backend calls. It decodes each request as a sequence of a session,
+in an event loop that runs in a thread of its own.
 
-`1/model.py` in a model repository sets `pb_utils` to Triton's utilities; tests set a stand-in.
+`1/model.py` in a model repository sets `Model.pb_utils` to Triton's utilities; tests set a
+stand-in.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Calls `on_signal` in `loop` for each signal until `close`. The signals come through a socket
-    (`signal.set_wakeup_fd`), since Python's own handlers would run only when the main thread
-    returns from Triton."""
+    """Calls `on_signal` in `loop` for each SIGTERM and SIGINT until `close`. Python writes the
+    signals to a socket (`signal.set_wakeup_fd`), which the loop reads: handlers in Python would
+    only run once the main thread returns from Triton."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
-        """loop: not running yet. Outside the main thread, where Python cannot handle signals,
-        `on_signal` is never called."""
+        """loop: one that does not run yet. Only an object that the main thread makes gets signals,
+        because Python can handle signals nowhere else; for others `on_signal` is never called."""
         self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -59,12 +61,11 @@ class Signals:
             )
 
     def close(self) -> None:
-        """Restore the previous handlers. Call it in the thread that made this object, after the
-        loop has ended."""
+        """Restore the previous handlers, after the loop has ended, in the thread of `__init__`."""
         if self._in_main_thread:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
             for number, handler in self._previous_handlers.items():
-                if handler is not None:  # None: not set by Python, so it cannot be restored
+                if handler is not None:  # None: it was not set by Python, which cannot restore it
                     signal.signal(number, handler)
         self._reader.close()
         self._writer.close()
@@ -76,16 +77,17 @@ class Signals:
 
 
 POLL_SECONDS = 0.02
-"""The interval of checking requests for cancellation and of updating the gauges."""
+"""How often requests are checked for cancellation, and gauges updated."""
 
 
 class Model:
-    """Triton sets `pb_utils`, then calls `initialize`, `execute` for new requests, `finalize`."""
+    """The class that Triton uses: it calls `initialize` first, `execute` for new requests, and
+    `finalize` at the end."""
 
     pb_utils: Any
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, and measure the passes that plan `auto` chooses from."""
+        """Open the bundle, and time the passes from which `auto` chooses plans."""
         try:
             settings = self._settings(args)
             directory = Path(args["model_repository"])
@@ -112,21 +114,20 @@ class Model:
         )
 
     def execute(self, requests: list[Any]) -> None:
-        """Start requests; their responses are sent from the event loop's thread. Tensors are read
-        here, not in that thread, since their memory is Triton's."""
+        """Hand requests to the event loop, which sends their responses later. Their tensors are
+        read before this returns, since their memory is Triton's."""
         for request in requests:
             sender = ResponseSender(self.pb_utils, request)
+            tensors = self._tensors(request)
             try:
-                read = read_request(
-                    self._service.model, self._tensors(request), request.parameters()
-                )
+                completion = read_request(self._service.model, tensors, request.parameters())
             except Exception as error:
                 self._loop.call_soon_threadsafe(sender.send_error, as_api_error(error))
             else:
-                self._loop.call_soon_threadsafe(self._begin, sender, *read)
+                self._loop.call_soon_threadsafe(self._begin, sender, *completion)
 
     def finalize(self) -> None:
-        """Close the session, and cancel the requests for which Triton has stopped to wait."""
+        """Cancel the requests for which Triton no longer waits, and close the session."""
         self._crash_recorder.communicate(b"done\n")
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -144,24 +145,26 @@ class Model:
         return settings
 
     def _tensors(self, request: Any) -> Tensors:
-        found = {
+        tensors = {
             name: self.pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs
         }
-        return {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+        return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
 
     def _run(self) -> None:
+        """Run the event loop until `finalize` stops it."""
         asyncio.set_event_loop(self._loop)
         polling = self._loop.create_task(self._poll())
         self._loop.run_forever()
-        left = [polling, *self._drains]
-        for task in left:
+        unfinished = [polling, *self._drains]
+        for task in unfinished:
             task.cancel()
-        self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.run_until_complete(asyncio.wait(unfinished))
         self._loop.close()
 
     def _drain(self) -> None:
-        """At the first signal, give requests under way `drain_seconds`; at the second, cancel them.
-        Triton crashes if requests outlast its own time-out."""
+        """At the first signal, take no new requests, and cancel those under way after
+        `drain_seconds`; at the second, cancel them now. Triton crashes if requests outlast its own
+        time-out."""
         task = self._loop.create_task(
             self._service.drain(0 if self._service.draining else self._drain_seconds)
         )
@@ -188,8 +191,8 @@ class Model:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Send a cancelled request's last response, which `_answer` cannot if its task is cancelled
-        before it runs."""
+        """Send the last response of a cancelled request. `_answer` could not do so if its task were
+        cancelled before it ran."""
         sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()
@@ -215,19 +218,17 @@ class Model:
                 if piece is not None:
                     tokens += piece.tokens
                     text += piece.text
-                if piece is None or options.stream:
-                    last = piece is None
-                    sender.send(
-                        self._outputs.arrays(options, choice, tokens, text, last=last), last=last
-                    )
+                last = piece is None  # the choice has ended
+                if last or options.stream:
+                    arrays = self._outputs.arrays(options, choice, tokens, text, last=last)
+                    sender.send(arrays, last=last)
                     tokens, text = [], ""
 
 
 def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
     """Start a child process that appends a line to the file `crashes` if this process dies before
-    it writes to the child's stdin. Triton does not restart the process of a model, but with
-    --model-control-mode=poll it loads a model again if one of its files, such as `crashes`, has
-    changed."""
+    it writes to the child's stdin. Triton does not restart the process of a model. But with
+    --model-control-mode=poll it loads a model again whose files, as this one, have changed."""
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
         stdin=subprocess.PIPE,
@@ -238,8 +239,8 @@ def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
 
 
 def visible_device(number: str) -> str:
-    """The CUDA_VISIBLE_DEVICES with which a process sees only Triton's GPU `number`: Triton's GPU 0
-    is the first in its own CUDA_VISIBLE_DEVICES."""
+    """Return the CUDA_VISIBLE_DEVICES with which a process sees only Triton's GPU `number`. Triton
+    numbers the GPUs in its own CUDA_VISIBLE_DEVICES; without that, all GPUs."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    seen = [name.strip() for name in names if name.strip()]
-    return seen[int(number)] if int(number) < len(seen) else number
+    visible = [name.strip() for name in names if name.strip()]
+    return visible[int(number)] if int(number) < len(visible) else number

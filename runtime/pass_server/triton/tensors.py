@@ -1,4 +1,5 @@
-"""Triton's tensors: from inputs to the fields of a completion, from an answer to outputs."""
+"""Reads the fields of a completion from a request's input tensors, and makes output tensors of the
+answer."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from pass_runtime import REQUEST_FIELDS, Token
 from pass_server.api_error import ApiError, validation_error
 from pass_server.choices import Choice
-from pass_server.fields import only
+from pass_server.fields import null_or
 from pass_server.formatters import pass_field
 from pass_server.logprobs import TokenTexts, finite
 from pass_server.schemas import CompletionRequest
@@ -29,26 +30,28 @@ from pass_server.triton.config import (
 )
 
 HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
-"""Maps inputs to fields of a completion. An input that is not here has its field's name."""
+"""The names of completion fields, by the names of their inputs. Other inputs are called like
+fields."""
 Tensors = Mapping[str, np.ndarray]
 """The tensors of a request, by name."""
 
 
 class TritonRequest(CompletionRequest):
-    """A completion of one sequence. The fields below may only have neutral values."""
+    """A completion of one sequence. The fields below are not supported."""
 
-    n: Any = only(1)
-    best_of: Any = only(1)
-    echo: Any = only(False)
-    pass_details: Any = only(False)
-    guided_decoding: Any = only()
-    lora_name: Any = only()
+    n: Any = null_or(1)
+    best_of: Any = null_or(1)
+    echo: Any = null_or(False)
+    pass_details: Any = null_or(False)
+    guided_decoding: Any = null_or()
+    lora_name: Any = null_or()
 
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain. returned: the `return_...` inputs that are true. prefix: the text of
-    the prompt if the output repeats it, else ""."""
+    """What the responses to a request contain. stream: whether there is one for every pass.
+    returned: the `return_...` inputs that are true. prefix: the prompt's text if the output repeats
+    it, else ""."""
 
     stream: bool
     returned: frozenset[str]
@@ -58,9 +61,12 @@ class ResponseOptions:
 def read_request(
     model: str, tensors: Tensors, parameters: str
 ) -> tuple[TritonRequest, ResponseOptions]:
-    """The completion that a request asks for, and what its responses contain. parameters: the
-    request's parameters in Triton, as JSON; those of the client mean the same as in
-    `sampling_parameters`. Raises ApiError if a value is invalid or contradicts another value."""
+    """Return the completion that a request asks for, and what its responses contain. Raises
+    ApiError if a value is invalid or contradicts another value.
+
+    parameters: JSON of the request's parameters in Triton. The client may put there what the input
+    `sampling_parameters` may hold.
+    """
     inputs = {
         HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims)
         for each in SAMPLING_INPUTS
@@ -91,7 +97,7 @@ def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> Re
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
-    """A tensor as Python values; None if the request has no tensor of that name."""
+    """Return a tensor as Python values; None if the request has no tensor of that name."""
     if (tensor := tensors.get(name)) is None:
         return None
     values = [_scalar(name, value) for value in tensor.reshape(-1)]
@@ -114,10 +120,10 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def _client_parameters(parameters: str) -> str | None:
-    """The parameters that the client gave, without those that Triton adds."""
+    """Return the client's parameters, without those that Triton adds; None if there are none."""
     values = _json_object(parameters) if parameters else {}
-    own = {name: value for name, value in values.items() if not name.startswith("triton_")}
-    return json.dumps(own) if own else None
+    clients = {name: value for name, value in values.items() if not name.startswith("triton_")}
+    return json.dumps(clients) if clients else None
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -132,8 +138,8 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _merge(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
-    """Add parameters to `fields`. Raises ApiError if one has another value in `fields`, or is no
-    sampling parameter."""
+    """Add parameters to `fields`. Raises ApiError if `fields` has another value for one of them, or
+    one is no sampling parameter."""
     for name, value in parameters.items():
         if name in fields and fields[name] != value:
             raise ApiError(f"{name} is given twice with different values", param=name)
@@ -143,13 +149,14 @@ def _merge(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
 
 
 def _rename_chat_logprobs(fields: dict[str, Any], *, logprobs: bool) -> None:
-    """Replace the fields `logprobs` and `top_logprobs` of a chat, which Triton's OpenAI frontend
-    sends, by `logprobs` of a completion. logprobs: whether an output needs log-probabilities."""
+    """Replace a chat's fields `logprobs` (bool) and `top_logprobs`, which Triton's OpenAI frontend
+    sends, by a completion's `logprobs` (int). logprobs: whether an output needs
+    log-probabilities."""
     top = fields.pop("top_logprobs", None)
-    wanted = fields.get("logprobs")
-    if isinstance(wanted, bool):  # a chat's
-        fields["logprobs"] = (top or 0) if wanted else None
-    if top and wanted is not True:
+    requested = fields.get("logprobs")
+    if isinstance(requested, bool):
+        fields["logprobs"] = (top or 0) if requested else None
+    if top and requested is not True:
         raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
     if logprobs and fields.get("logprobs") is None:
         fields["logprobs"] = 0
@@ -159,7 +166,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class OutputTensors:
-    """Makes the arrays of responses. tokens: whether they have token ids instead of text."""
+    """Makes the output arrays of responses. tokens: whether they have token ids and not text."""
 
     def __init__(self, texts: TokenTexts, *, tokens: bool) -> None:
         self._texts, self._tokens = texts, tokens
@@ -173,26 +180,27 @@ class OutputTensors:
         *,
         last: bool,
     ) -> Arrays:
-        """The arrays of one response. tokens and text: those since the previous response, which
-        alone `num_output_tokens` counts, as in vLLM, so that the counts of a stream add up."""
+        """Return the arrays of one response. tokens, text: what was written since the response
+        before. As in vLLM, `num_output_tokens` counts these alone, so that the counts of a stream
+        add up."""
         generation = choice.generation
         reason = str(generation.finish_reason) if last else "None"
-        found = self._text(options.prefix + text, tokens) | {
+        arrays = self._text(options.prefix + text, tokens) | {
             "finish_reason": _strings(reason),
             "num_input_tokens": np.array([len(generation.prompt_ids)], np.uint32),
             "num_output_tokens": np.array([len(tokens)], np.uint32),
         }
         if "return_cumulative_logprob" in options.returned:
             total = _cumulative_logprob(generation.tokens)
-            found["cumulative_logprob"] = np.array([total], np.float32)
+            arrays["cumulative_logprob"] = np.array([total], np.float32)
         if "return_logprobs" in options.returned:
-            found["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
+            arrays["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
         if last and "return_statistics" in options.returned:
-            found["statistics"] = _strings(json.dumps(pass_field(generation)))
+            arrays["statistics"] = _strings(json.dumps(pass_field(generation)))
         always = (TEXT_OUTPUT.name, OUTPUT_IDS.name)
         return {
             name: array
-            for name, array in found.items()
+            for name, array in arrays.items()
             if name in always or f"return_{name}" in options.returned
         }
 
@@ -202,7 +210,8 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """vLLM's log-probabilities, by token id. rank: None if it is not among the likeliest."""
+        """Return log-probabilities in vLLM's form, by token id: of the token and of the likeliest.
+        The rank is 1 for the likeliest token, and None if it is not known."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
@@ -225,8 +234,8 @@ def _strings(text: str) -> np.ndarray:
 
 
 class ResponseSender:
-    """Sends the responses of one request to Triton, from one thread. After the last response it
-    no longer uses Triton's sender: the server crashes if an ended request is checked for
+    """Sends the responses of one request to Triton, from one thread. After the last response it no
+    longer uses Triton's sender: the server crashes if an ended request is checked for
     cancellation."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
