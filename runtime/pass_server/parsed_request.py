@@ -24,12 +24,7 @@ from pass_runtime import (
     TooManyConstraints,
 )
 from pass_server.api_error import ApiError, as_api_error, not_supported
-from pass_server.completions import (
-    check_completion,
-    completion_ids,
-    echoed_prompts,
-    prompt_list,
-)
+from pass_server.completions import check_completion, completion_ids, echoed_prompts, prompt_list
 from pass_server.fields import unsupported_field
 from pass_server.schemas import (
     DEFAULT_TEMPERATURE,

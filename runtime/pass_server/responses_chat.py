@@ -31,11 +31,11 @@ _ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "c
 
 
 class MessagesBuilder:
-    """Builds chat messages from items. Consecutive reasoning, text and calls of the model become
-    one message, as chat templates expect.
+    """Builds chat messages from input items. Consecutive reasoning, text and calls of the model
+    become one message, as chat templates expect.
 
-    messages: the messages so far. item_paths: maps the path of a message or call in the chat to the
-    path of its first item.
+    messages: the messages so far. item_paths: maps the path of a message or call in the chat, such
+    as `messages.2`, to the path of the first item that it was made of, such as `input.3`.
     """
 
     def __init__(self, instructions: str | None) -> None:
@@ -94,7 +94,7 @@ class MessagesBuilder:
             self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
-        """Return the last message if it is the model's and has no field of `filled`, else a new
+        """Return the last message if it is the model's without the fields `filled`, else a new
         one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in filled):

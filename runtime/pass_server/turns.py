@@ -117,9 +117,8 @@ def _calls(message: ChatMessage) -> list[ToolCall]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Return a call for the chat template, which expects the arguments as an object. Other
-    arguments, such as cut-off JSON, stay text: they must not make all later requests of the chat
-    fail."""
+    """Return a call for the chat template, which expects an object as arguments. Others, such as
+    cut-off JSON, stay text, so that they do not make all later requests of the chat fail."""
     function: dict[str, Any] = {"name": call.function.name}
     try:
         arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)

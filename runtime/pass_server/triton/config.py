@@ -145,8 +145,7 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:
-    """Return the settings in the parameters of a config.pbtxt. Those in capitals are Triton's
-    own."""
+    """Return the settings in a config.pbtxt. Parameters in capitals are Triton's own."""
     own = {name: value for name, value in parameters.items() if not name.isupper()}
     if not own.get("bundle"):
         raise PassError("config.pbtxt has no parameter `bundle`; write it with pass-export triton")

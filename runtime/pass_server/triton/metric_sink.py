@@ -41,9 +41,8 @@ class TritonMetricSink:
     two threads send at a time, and decoding must not wait for Triton."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
-        """instance: the name of this instance of the model, which is the label `instance`: each
-        instance has gauges of its own. If Triton was started without metrics, nothing is
-        recorded."""
+        """instance: the value of the label `instance`, since each instance of a model has gauges of
+        its own. If Triton was started without metrics, nothing is recorded."""
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}
         self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}

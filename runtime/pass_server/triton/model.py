@@ -81,8 +81,8 @@ POLL_SECONDS = 0.02
 
 
 class Model:
-    """The class that Triton uses: it calls `initialize` first, `execute` for new requests, and
-    `finalize` at the end."""
+    """Triton calls `initialize`, then `execute` whenever requests come, and `finalize` at the
+    end."""
 
     pb_utils: Any
 
@@ -162,9 +162,8 @@ class Model:
         self._loop.close()
 
     def _drain(self) -> None:
-        """At the first signal, take no new requests, and cancel those under way after
-        `drain_seconds`; at the second, cancel them now. Triton crashes if requests outlast its own
-        time-out."""
+        """At the first signal, give requests under way `drain_seconds`; at the second, cancel them.
+        Triton crashes if requests outlast its own time-out."""
         task = self._loop.create_task(
             self._service.drain(0 if self._service.draining else self._drain_seconds)
         )
@@ -191,8 +190,8 @@ class Model:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Send the last response of a cancelled request. `_answer` could not do so if its task were
-        cancelled before it ran."""
+        """Send the last response of a cancelled request, whose `_answer` may not even have
+        begun."""
         sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()

@@ -1,5 +1,4 @@
-"""Reads the fields of a completion from a request's input tensors, and makes output tensors of the
-answer."""
+"""Reads the fields of a completion from Triton's input tensors, and makes output tensors."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from pass_server.triton.config import (
 )
 
 HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
-"""The names of completion fields, by the names of their inputs. Other inputs are called like
-fields."""
+"""The fields of a completion, by the names of their inputs. Other inputs have their field's
+name."""
 Tensors = Mapping[str, np.ndarray]
 """The tensors of a request, by name."""
 
@@ -49,9 +48,8 @@ class TritonRequest(CompletionRequest):
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What the responses to a request contain. stream: whether there is one for every pass.
-    returned: the `return_...` inputs that are true. prefix: the prompt's text if the output repeats
-    it, else ""."""
+    """What responses contain. stream: whether there is one for every pass. returned: the inputs
+    `return_...` that are true. prefix: the prompt's text if the output repeats it, else ""."""
 
     stream: bool
     returned: frozenset[str]
@@ -150,8 +148,7 @@ def _merge(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
 
 def _rename_chat_logprobs(fields: dict[str, Any], *, logprobs: bool) -> None:
     """Replace a chat's fields `logprobs` (bool) and `top_logprobs`, which Triton's OpenAI frontend
-    sends, by a completion's `logprobs` (int). logprobs: whether an output needs
-    log-probabilities."""
+    sends, by a completion's `logprobs` (int). logprobs: whether the response needs any."""
     top = fields.pop("top_logprobs", None)
     requested = fields.get("logprobs")
     if isinstance(requested, bool):
@@ -180,9 +177,8 @@ class OutputTensors:
         *,
         last: bool,
     ) -> Arrays:
-        """Return the arrays of one response. tokens, text: what was written since the response
-        before. As in vLLM, `num_output_tokens` counts these alone, so that the counts of a stream
-        add up."""
+        """Return the arrays of one response. tokens, text: written since the response before. As in
+        vLLM, `num_output_tokens` counts these alone, so that the counts of a stream add up."""
         generation = choice.generation
         reason = str(generation.finish_reason) if last else "None"
         arrays = self._text(options.prefix + text, tokens) | {
@@ -234,8 +230,8 @@ def _strings(text: str) -> np.ndarray:
 
 
 class ResponseSender:
-    """Sends the responses of one request to Triton, from one thread. After the last response it no
-    longer uses Triton's sender: the server crashes if an ended request is checked for
+    """Sends the responses of one request to Triton; one thread calls all methods. After the last
+    response Triton's sender is left alone: Triton crashes if an ended request is checked for
     cancellation."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
