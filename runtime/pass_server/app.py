@@ -278,13 +278,14 @@ def _add_responses(app: FastAPI, service: Service) -> None:
         )
 
 
-class PrometheusSink:
+class PrometheusSink(Collector):
     """A `MetricSink` that keeps counters and histograms in a Prometheus registry of its own. Gauges
     are not recorded, but read from `session` for every request to /metrics."""
 
     def __init__(self, session: Session, model: str) -> None:
+        self._session, self._model = session, model
         self._registry = CollectorRegistry()
-        self._registry.register(_Gauges(session, model))
+        self._registry.register(self)  # for the gauges
         self._families: dict[Metric, Counter | Histogram] = {}
         self._recorder = cache(self._find_recorder)
         for metric in (*RECORDED, HTTP_RESPONSES):
@@ -304,19 +305,13 @@ class PrometheusSink:
         labelled = self._families[metric].labels(*labels)
         return labelled.inc if isinstance(labelled, Counter) else labelled.observe
 
-    def text(self) -> bytes:
-        """Return the body of /metrics."""
-        return generate_latest(self._registry)
-
-
-class _Gauges(Collector):
-    """Gives the registry the present values of the gauges."""
-
-    def __init__(self, session: Session, model: str) -> None:
-        self._session, self._model = session, model
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges, as the registry asks for them."""
         for metric, value in read_gauges(self._session).items():
             gauge = GaugeMetricFamily(metric.name, metric.description, labels=("model_name",))
             gauge.add_metric((self._model,), value)
             yield gauge
+
+    def text(self) -> bytes:
+        """Return the body of /metrics."""
+        return generate_latest(self._registry)

@@ -71,16 +71,11 @@ def unsupported_field(fields: BaseModel) -> str | None:
     """Return the name of the first field with a value that its `null_or` does not allow, if any."""
     for name, info in type(fields).model_fields.items():
         extra, value = info.json_schema_extra, getattr(fields, name)
-        if isinstance(extra, dict) and not any(
-            _same(value, neutral) for neutral in cast(list[Any], extra["enum"])
-        ):
-            return name
+        if isinstance(extra, dict):
+            allowed = [(each, isinstance(each, bool)) for each in cast(list[Any], extra["enum"])]
+            if (value, isinstance(value, bool)) not in allowed:  # 0 == False, but is another value
+                return name
     return None
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Return whether the values are equal, where 0 does not equal False."""
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]

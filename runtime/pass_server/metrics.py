@@ -80,13 +80,8 @@ CONSTRAINED_REQUESTS = _counter(
     "pass:constrained_requests", "Requests with a constraint, by its form.", "form"
 )
 PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
-RECORDED = (
-    *(PROMPT_TOKENS, CACHE_QUERIES, CACHE_HITS, GENERATION_TOKENS, REQUEST_SUCCESS),
-    *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, E2E_LATENCY, QUEUE_TIME),
-    *(PREFILL_TIME, DECODE_TIME, INFERENCE_TIME, REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS),
-    *(DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_PER_POSITION, CONSTRAINED_REQUESTS, PASSES),
-)
-"""The metrics that `service.RequestMetrics` records."""
+RECORDED = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All metrics above: those that `service.RequestMetrics` records."""
 HTTP_RESPONSES = Metric(
     "counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status")
 )

@@ -10,7 +10,6 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers
@@ -116,14 +115,7 @@ class OptionsMethod:
 
 
 CONNECTION = "connection"
-"""The key of a request's `LimitedConnection` in its ASGI state, which only `server.py` sets."""
-
-
-class LimitedConnection(Protocol):
-    """What a request needs of its `server.Connection`."""
-
-    def admit(self) -> bool:
-        """Note that the request is admitted. Return False if there are too many connections."""
+"""The key of a request's `server.Connection` in its ASGI state, which only `server.py` sets."""
 
 
 class ResponseLog:
@@ -191,7 +183,7 @@ class Admission:
             )
         state = scope.setdefault("state", {})
         state["client"] = key_digest or ""
-        connection: LimitedConnection | None = state.get(CONNECTION)
+        connection = state.get(CONNECTION)
         if connection is None or connection.admit():
             return None
         return ApiError(

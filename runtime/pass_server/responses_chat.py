@@ -94,8 +94,7 @@ class MessagesBuilder:
             self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
-        """Return the last message if it is the model's without the fields `filled`, else a new
-        one."""
+        """Return the last message if it is the model's and lacks `filled`, else a new message."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in filled):
             self._begin({"role": "assistant"}, path)

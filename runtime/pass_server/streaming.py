@@ -24,8 +24,8 @@ ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
 HEAD_SECONDS = 0.5
 """How long the head of a stream waits for the first pass. If this pass fails, the error can still
-be the status of the response, after which clients try again. There is no wait if all slots are
-taken."""
+be the status of the response, after which clients try again. If no slot is free it does not
+wait."""
 COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -209,7 +209,8 @@ class ChatFormat:
             calls,
             tuple(tool.function.name for tool in request.tools or ()) if calls else (),
             tuple(i for i, each in added.items() if each.special and each.content in markers),
-            calls is not None and _requires_call(request),
+            only_calls=calls is not None
+            and (request.tool_choice == "required" or isinstance(request.tool_choice, NamedChoice)),
         )
 
     def constraint(
@@ -249,10 +250,6 @@ class ChatFormat:
         if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
             problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
             raise ApiError(problem, param="tool_choice")
-
-
-def _requires_call(request: ChatRequest) -> bool:
-    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedChoice)
 
 
 def _functions(request: ChatRequest) -> list[Function]:

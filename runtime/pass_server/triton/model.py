@@ -81,8 +81,7 @@ POLL_SECONDS = 0.02
 
 
 class Model:
-    """Triton calls `initialize`, then `execute` whenever requests come, and `finalize` at the
-    end."""
+    """Triton calls `initialize`, then `execute` whenever requests come, then `finalize`."""
 
     pb_utils: Any
 
@@ -118,8 +117,8 @@ class Model:
         read before this returns, since their memory is Triton's."""
         for request in requests:
             sender = ResponseSender(self.pb_utils, request)
-            tensors = self._tensors(request)
             try:
+                tensors = self._tensors(request)
                 completion = read_request(self._service.model, tensors, request.parameters())
             except Exception as error:
                 self._loop.call_soon_threadsafe(sender.send_error, as_api_error(error))
@@ -190,8 +189,7 @@ class Model:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Send the last response of a cancelled request, whose `_answer` may not even have
-        begun."""
+        """Send a cancelled request's last response: its `_answer` may not even have begun."""
         sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()

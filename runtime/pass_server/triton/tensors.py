@@ -29,8 +29,7 @@ from pass_server.triton.config import (
 )
 
 HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
-"""The fields of a completion, by the names of their inputs. Other inputs have their field's
-name."""
+"""Fields of a completion by the names of their inputs. Other inputs have their field's name."""
 Tensors = Mapping[str, np.ndarray]
 """The tensors of a request, by name."""
 
@@ -187,7 +186,7 @@ class OutputTensors:
             "num_output_tokens": np.array([len(tokens)], np.uint32),
         }
         if "return_cumulative_logprob" in options.returned:
-            total = _cumulative_logprob(generation.tokens)
+            total = sum(each.logprobs.logprob for each in generation.tokens if each.logprobs)
             arrays["cumulative_logprob"] = np.array([total], np.float32)
         if "return_logprobs" in options.returned:
             arrays["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
@@ -221,18 +220,13 @@ class OutputTensors:
         }
 
 
-def _cumulative_logprob(tokens: Sequence[Token]) -> float:
-    return sum(token.logprobs.logprob for token in tokens if token.logprobs is not None)
-
-
 def _strings(text: str) -> np.ndarray:
     return np.array([text.encode()], dtype=object)
 
 
 class ResponseSender:
-    """Sends the responses of one request to Triton; one thread calls all methods. After the last
-    response Triton's sender is left alone: Triton crashes if an ended request is checked for
-    cancellation."""
+    """Sends the responses of one request to Triton; one thread calls all methods. Triton crashes if
+    an ended request is checked for cancellation, so after the last response nothing is called."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._pb_utils, self._sender = pb_utils, request.get_response_sender()
