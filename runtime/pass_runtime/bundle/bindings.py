@@ -1,10 +1,9 @@
 """Chooses the buffer to which a backend binds each input and output of a bundle's graphs.
 
 Tensors share memory if their buffers have the same name and shape: this is how data flows from one
-graph to the next, and from one pass to the next. A buffer has the name of its tensor, so the
-trunk's output `logits` and the tail's input `logits` share one. An output that is an input of the
-next pass under another name is bound to that input's buffer (`fed_input`): `next_ids` to that of
-`input_ids`.
+graph to the next, and from one pass to the next. A buffer has its tensor's name, so the trunk's
+output `logits` and the tail's input `logits` share one. An output that is an input of the next pass
+under another name (`next_ids` is `input_ids`) is bound to that input's buffer (`fed_input`).
 """
 
 from __future__ import annotations
@@ -140,8 +139,8 @@ class BundleBindings:
         )
 
     def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
-        """Return the bindings of the graph of log-probabilities, which runs after the tail of
-        `plan`. processed: as for `tail`."""
+        """Return the bindings of the graph of log-probabilities after `plan`. processed: see
+        `tail`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
         inputs = [self._bind(tensor, sizes, plan, {}) for tensor in graph.inputs]
@@ -192,8 +191,7 @@ def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
 
 
 def fed_input(output: str) -> str | None:
-    """Return the input of the next pass that shares the memory of `output` and has another name;
-    None if there is none."""
+    """Return the input, of another name, whose memory `output` shares; None if there is none."""
     if output == "next_ids":
         return "input_ids"
     for output_prefix, input_prefix in ((PRESENT, PAST), ("next_", "")):

@@ -57,8 +57,7 @@ class ArrayRegion:
 
 
 def head_layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dict[str, ArrayRegion]:
-    """Return the place of each array in the file, by the array's name in `HeadArrays`. rank, width:
-    r and m there."""
+    """Return the place of each array by its name in `HeadArrays`. rank, width: r and m there."""
     shapes: dict[str, tuple[int, ...]] = {
         "table": (vocab_size, rank),
         "hidden": (hidden_size, width),

@@ -31,8 +31,7 @@ HASHES_FILE = "hashes.txt"
 MAX_CACHED_HASHES = 4096
 """The most lines of HASHES_FILE; older ones are dropped."""
 MIN_AGE_NS = 2 * 10**9
-"""A hash is cached only if the file did not change for this long: longer than a tick of any file
-system's clock."""
+"""A hash is cached only if its file did not change for this long, more than a tick of the clock."""
 
 
 def cache_directory() -> Path:
@@ -93,11 +92,10 @@ def _identity(path: Path) -> str:
 def verify_files(
     bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None
 ) -> None:
-    """Raise PassError unless every file in the manifest's list exists as it was exported, and the
-    list has every file that is used.
+    """Raise PassError unless the manifest lists every file that is used, and each file in the list
+    exists as it was exported.
 
-    hashes: whether to compare hashes, and not sizes only. hash_cache: the cache to use; None reads
-    every file.
+    hashes: whether to compare hashes, and not sizes only. hash_cache: None reads every file.
     """
     for name, info in manifest.files.items():
         path = bundle / name
@@ -131,8 +129,7 @@ def _sha256(path: Path) -> str:
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Return the size and SHA-256 of a file. progress: called with the size in bytes of every piece
-    of the file that was read."""
+    """Return the size and SHA-256 of a file. progress: called with the bytes of each piece read."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

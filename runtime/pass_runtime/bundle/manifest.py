@@ -17,8 +17,8 @@ from pass_runtime.errors import PassError
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
-"""The files of chat templates, by the template's name. As in transformers, conversations with tools
-use `tool_use` if it exists."""
+"""The files of chat templates, by name. As in transformers, conversations with tools use `tool_use`
+if it exists."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 MANIFEST_VERSION = 3
@@ -104,14 +104,12 @@ class SchemeInfo(_Strict):
 
 
 class QuantizationInfo(_Strict):
-    """How linear layers are quantized. Embeddings, norms and layers whose inputs do not divide into
-    blocks are not quantized.
+    """How linear layers are quantized (but for layers whose inputs do not divide into blocks).
 
     grid: the scheme of decoder layers that are not in `layers`. lm_head: the LM head's scheme; null
     if it has the model's dtype. layers: the schemes of other decoder layers, by name. calibration:
     the text with which weights were rounded or activations measured; null if none was needed.
-    activations: "static_int8" rounds the layers' inputs to 8 bits, with a scale for each tensor,
-    except in the layers `weight_only`.
+    activations: "static_int8" rounds the layers' inputs to 8 bits, except in `weight_only`.
     """
 
     grid: SchemeInfo
@@ -321,9 +319,8 @@ class Manifest(_Strict):
     rule: how drafts are accepted. derived: trunks rewritten for one device each. logprobs: the
     graph of the emitted tokens' log-probabilities, which can run after any tail. processors: the
     graph of constraints, penalties and biases, which can run before any tail; null in older
-    bundles. feeds: by the name of an output, the input of the next graph or pass that shares the
-    output's memory, if its name differs. tools: the versions of the software that made the bundle,
-    by name.
+    bundles. feeds: by output, the input of the next pass, of another name, that shares its memory.
+    tools: the versions of the software that made the bundle, by name.
     """
 
     format: Literal["pass-bundle"]

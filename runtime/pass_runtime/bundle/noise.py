@@ -37,7 +37,7 @@ BITS = 30
 """Random bits in an entry of the tables."""
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_LIMIT = np.float32(2.0**-8)
-"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error under u^3/4 <
+"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3. The relative error is below u^3/4 <
 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
@@ -52,8 +52,7 @@ ROW_SIZE = 16
 _OFFSET_COUNT = 1 << 15
 """How many values an offset may have."""
 TABLES_FILE = "tail.noise.data"
-"""The file of a bundle that its sampling tails read the tables from: T1 and then T2,
-little-endian."""
+"""The file from which a bundle's sampling tails read T1 and then T2, little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
 """The names of the tables in the tails."""
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)

@@ -14,8 +14,7 @@ export and runtime all take their masks and positions from here, so they cannot 
                 after each draft
     tree:2,2,1,0 a tree of 3 drafts, with the size of the root's group and of every draft's group
 
-The cycle of the mode `two-pass` has a draft plan and a verify plan; the cycles of the other modes
-repeat one plan.
+The cycle of the mode `two-pass` has a draft plan and a verify plan; every other cycle has one plan.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class RowKind(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One query row. parent: the index of the row that it follows, -1 for the root. depth: how many
-    rows it follows, directly or not."""
+    """A query row. parent: the row that it follows, -1 for the root. depth: 0 for the root."""
 
     kind: RowKind
     parent: int
@@ -142,8 +140,7 @@ class Plan:
         return table
 
     def next_draft_depth(self, last: int) -> int:
-        """Return how deep the drafts are that a pass makes. last: the row of the last accepted
-        draft; 0 if none was accepted."""
+        """Return how deep the next drafts are if row `last` holds the last accepted draft."""
         return self.groups[last] if self.groups else 0
 
     @cached_property
@@ -166,8 +163,7 @@ class Plan:
         return f"{kind}-{self.drafts}" if self.is_fused else self.name
 
     def lookahead_ids(self, vocab_size: int) -> npt.NDArray[np.int64]:
-        """Return the ids [A] of the look-ahead rows, in order. Id `vocab_size` + i is look-ahead
-        embedding i."""
+        """Return the look-ahead rows' ids [A]: `vocab_size` + i is look-ahead embedding i."""
         return np.array([vocab_size + i for size in self.groups for i in range(size)], np.int64)
 
 
@@ -196,8 +192,7 @@ def prefill_plan(width: int) -> Plan:
 
 def fused_plan(groups: Sequence[int]) -> Plan:
     """Return the plan that verifies len(groups) - 1 drafts and makes the next ones in one pass.
-    groups[a]: how many drafts to make if `a` drafts are accepted. Raises PassError if the groups
-    are too many or too large."""
+    groups[a]: how many to make if `a` drafts are accepted. Raises PassError for other groups."""
     drafts = _checked_lookahead(len(groups) - 1)
     if not all(0 <= size <= drafts for size in groups) or not groups[0]:
         raise PassError(
@@ -318,8 +313,7 @@ def _sizes(mode: str) -> list[int]:
 
 
 def bundle_plans(lookahead: int, *, trees: bool = False) -> Sequence[Plan]:
-    """Return the plans for which a bundle with this look-ahead has tails. trees: whether the bundle
-    has trees."""
+    """Return the plans for which a bundle has tails. trees: whether it has tails for trees."""
     lengths = range(1, lookahead + 1)
     chains = [
         ar_plan(),

@@ -42,8 +42,8 @@ class SamplingParams:
     have. temperature 0 is argmax, and of equal logits the lower id wins. Tokens as likely as the
     last one that top_k keeps are kept, too. Without top_k, top_p keeps at most the MAX_CANDIDATES
     most likely tokens. seed has 64 bits, and with a seed a token depends on logits and position
-    alone; None takes a random seed. presence_penalty and frequency_penalty do not count the tokens
-    of the prompt.
+    alone; None takes a random seed. presence_penalty and frequency_penalty do not count the
+    prompt's tokens.
     """
 
     temperature: float = 0.0
@@ -62,8 +62,7 @@ class SamplingParams:
             object.__setattr__(self, each.name, value)  # the class is frozen
 
     def seeded(self) -> SamplingParams:
-        """Return these parameters with a seed in place of None: a random one, or 0 at temperature
-        0, which does not use it."""
+        """Return these parameters with a seed in place of None: a random one, or 0 for argmax."""
         if self.seed is not None:
             return self
         return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)

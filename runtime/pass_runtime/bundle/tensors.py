@@ -7,19 +7,16 @@ from collections.abc import Mapping
 PAST, PRESENT = "past_", "present_"
 """The beginnings of the names of the trunk's inputs and outputs that are the KV cache."""
 LOOKAHEAD_ROWS, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
-"""An input that a trunk has if there is an adapter or a draft head, and the output that a draft
-head reads."""
+"""The input of a trunk with an adapter or a draft head, and the output that a draft head reads."""
 COLUMNS = "columns"
-"""An input that only a trunk for TensorRT has. Its content is not read: its length says how many
-cache entries a pass reads."""
+"""An input that only trunks for TensorRT have. Its length says how many cache entries a pass
+reads."""
 PROCESSED_LOGITS = "processed_logits"
-"""The output of the logits processors. In passes that run them, the tail reads it in place of
-`logits`."""
+"""The output of the logits processors, which the tail then reads in place of `logits`."""
 WINDOW_TENSORS = ("input_ids", "next_ids")
 """A tail's tensors with window ids: of this pass, and of the next."""
 MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
-"""The sizes in `trunk_shapes` that a model fixes, which are fields of `manifest.ModelInfo`; the
-other sizes there are symbolic."""
+"""The sizes in `trunk_shapes` that are fields of `manifest.ModelInfo`; the others are symbolic."""
 SIZES = (
     *("batch", "width", "logit_rows", "lookahead_rows", "capacity"),
     *("positions", "max_emitted", "processed_rows", "touched"),
@@ -34,8 +31,7 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 
 
 def trunk_shapes(layers: int) -> Mapping[str, tuple[str, ...]]:
-    """Return, by name, the shape (as names of sizes) of each tensor that a trunk with so many
-    layers may have."""
+    """Return, by name, the shape (names of sizes) of each tensor that a trunk may have."""
     cache = cache_names(PAST, layers) + cache_names(PRESENT, layers)
     return {
         "input_ids": ("batch", "width"),

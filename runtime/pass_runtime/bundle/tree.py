@@ -14,10 +14,9 @@ TREE = (
     *((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (0, 0, 0, 0), (2,), (1, 0)),
     *((0, 0, 1), (0, 1, 0), (3,), (0, 2), (4,), (0, 0, 0, 1), (5,), (1, 1)),
 )
-"""Drafts in the order of their rates of acceptance, highest first. A draft is given by the ranks of
-the choices on the path to it: (0, 1) is the second choice (1) after the first choice (0) at the
-root. The rates were measured with SmolLM2-135M's answers to 30 prompts at temperatures 0 and 0.8
-(docs/studies.md)."""
+"""Drafts by falling rate of acceptance. A draft is given by the ranks of the choices on the path to
+it: (0, 1) is the second choice (1) after the root's first choice (0). The order is that of
+SmolLM2-135M's answers to 30 prompts at temperatures 0 and 0.8 (docs/studies.md)."""
 
 TREE_SIZES = (3, 5, 8, 16)
 """How many drafts the trees have for which bundles have tails."""

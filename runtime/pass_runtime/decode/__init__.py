@@ -1,1 +1,1 @@
-"""Sequences, the slots they decode in, and which pass comes next."""
+"""Decoding: sequences, the slots in which they decode, and the choice of the next pass."""

@@ -1,6 +1,8 @@
-"""Which pass comes next: the next plan of the cycle, or a plan that verifies n-gram drafts.
+"""Chooses the next pass for the scheduler: the next plan of the cycle, or a plan that verifies
+n-gram drafts.
 
-Nothing here can change the text: the model verifies every draft.
+Here, drafts that a grammar forces count as n-gram drafts, too. No choice can change the text,
+because the model verifies every draft.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from pass_runtime.tuning.tuner import SWITCH_MARGIN, Candidate, Tuner
 
 NGRAM_MARGIN = 1.10
 """If the next plan of the cycle can verify some n-gram drafts, a separate pass that verifies more
-of them is run only if its expected rate is at least this many times the cycle's."""
+of them is run only if it promises at least this many times the cycle's tokens per second."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
-"""A plan, and for every slot the n-gram drafts to put into its window; None keeps the window of the
-last pass."""
+"""A plan, and for every slot that decodes the n-gram drafts to put into its window; None keeps the
+window that the last pass laid out."""
 
 
 class DraftPolicy:
-    """Which n-gram drafts to verify: all of them, for requests that name a plan."""
+    """Decides which n-gram drafts are verified. This policy, for requests that name a plan, prefers
+    them to other drafts wherever there are any."""
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
         """Whether a slot's n-gram drafts are better than those in its window of `plan`."""
@@ -37,38 +40,41 @@ class DraftPolicy:
         next_plan: Plan | None,
         plans: Sequence[Plan],
     ) -> int:
-        """Return how many n-gram drafts of each slot to verify in a separate pass; 0: no such pass.
+        """Return how many n-gram drafts of each slot to verify in a separate pass; 0 if the next
+        plan of the cycle is better.
 
-        plans: plans[i] verifies i + 1 drafts. next_plan: the next plan of the cycle, if it can
-        verify drafts.
+        next_plan: the next plan of the cycle; None if it cannot verify drafts. plans: the plans of
+        a separate pass; plans[i] verifies i + 1 drafts.
         """
         return len(plans) if next_plan is None else 0
 
 
 class ExpectedRate(DraftPolicy):
-    """Verifies n-gram drafts if that promises more tokens per second than `candidate` does."""
+    """Prefers n-gram drafts if they promise more tokens per second than `candidate`, the cycle that
+    `auto` chose, does with its own drafts."""
 
     def __init__(self, tuner: Tuner, candidate: Candidate, batch: int) -> None:
         self._tuner, self._candidate, self._batch = tuner, candidate, batch
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
-        ngram = cumulative_acceptance(self._acceptance(slot).rates)[1 : plan.depth + 1]
-        window = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)[
-            1 : slot.num_drafts + 1
-        ]
-        return float(ngram.sum()) > float(window.sum())
+        ngram = cumulative_acceptance(self._acceptance(slot).rates)
+        lookahead = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)
+        accepted_ngram = float(ngram[1 : plan.depth + 1].sum())
+        accepted_lookahead = float(lookahead[1 : slot.num_drafts + 1].sum())
+        return accepted_ngram > accepted_lookahead
 
     def ngram_count(
         self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]
     ) -> int:
-        best, count = self._best(slots, plans)
-        rate = self._candidate.rate * len(slots)
+        ngram_rate, count = self._best(slots, plans)
+        cycle_rate = self._candidate.rate * len(slots)  # a candidate's rate is for one sequence
         if next_plan is not None:
-            return count if count > next_plan.depth and best >= NGRAM_MARGIN * rate else 0
-        if best >= SWITCH_MARGIN * rate:
+            is_better = count > next_plan.depth and ngram_rate >= NGRAM_MARGIN * cycle_rate
+            return count if is_better else 0
+        if ngram_rate >= SWITCH_MARGIN * cycle_rate:
             return count
         for slot in slots:
-            # The drafts are not verified now, but must be tried again later.
+            # Rates of drafts that are not verified must not stay low for ever.
             if slot.ngram:
                 for acceptance in (self._acceptance(slot), self._tuner.ngram(slot.match_length)):
                     acceptance.forget()
@@ -79,16 +85,15 @@ class ExpectedRate(DraftPolicy):
 
     def _best(self, slots: Sequence[Slot], plans: Sequence[Plan]) -> tuple[float, int]:
         """Return the highest expected tokens per second of `plans` (plans[i] verifies i + 1 n-gram
-        drafts), and how many drafts that plan verifies."""
-        matching = [
-            (cumulative_acceptance(self._acceptance(s).rates), len(s.ngram))
-            for s in slots
-            if s.ngram
-        ]
+        drafts), and how many drafts that plan verifies; 0 and 0 without plans."""
+        matching = [slot for slot in slots if slot.ngram]
+        # entry i: the probability that the first i drafts are accepted
+        expected = [cumulative_acceptance(self._acceptance(slot).rates) for slot in matching]
         rates = []
         for drafts, plan in enumerate(plans, 1):
             tokens = sum(
-                cumulative[: min(drafts, proposed) + 1].sum() for cumulative, proposed in matching
+                cumulative[: min(drafts, len(slot.ngram)) + 1].sum()
+                for slot, cumulative in zip(matching, expected, strict=True)
             )
             tokens += len(slots) - len(matching)  # one token for each sequence without a match
             rates.append(float(tokens) / self._tuner.plan_seconds(plan, self._batch))
@@ -98,10 +103,10 @@ class ExpectedRate(DraftPolicy):
 
 @dataclass(frozen=True)
 class Situation:
-    """What decides about the next pass over the sequences in `slots`.
+    """All that the choice of the next pass depends on.
 
-    staged_plan: the plan of the windows on the device, if there are any. room: tokens of KV
-    capacity left after the longest sequence.
+    slots: those that decode. staged_plan: the plan of their windows on the device; None if there
+    are none. room: how many tokens fit into the KV cache after the longest sequence.
     """
 
     cycle: Cycle
@@ -112,19 +117,19 @@ class Situation:
     policy: DraftPolicy
 
     def next_pass(self) -> NextPass | None:
-        """Return the next pass; None if not even a plain one fits."""
-        found = self._with_ngrams() if any(slot.ngram for slot in self.slots) else None
-        return found or self._from_cycle()
+        """Return the next pass; None if there is not even room for a plain one."""
+        has_ngrams = any(slot.ngram for slot in self.slots)
+        return (self._with_ngrams() if has_ngrams else None) or self._from_cycle()
 
     def _with_ngrams(self) -> NextPass | None:
         """Return a pass that verifies n-gram drafts; None if the policy wants none. Its plan is the
-        next one of the cycle, or a plan that only verifies, if the next one of the cycle has no
-        draft rows, does not fit, or verifies fewer drafts than the policy wants."""
+        next one of the cycle. A plan that only verifies takes its place if the cycle's has no draft
+        rows, does not fit, or verifies fewer drafts than the policy wants."""
         slots, policy, plan = self.slots, self.policy, self._verifying_plan()
         limit = self.capabilities.fixed_lookahead or MAX_LOOKAHEAD
-        longest = min(max(len(slot.ngram) for slot in slots), limit)
-        if plan is None or longest > plan.depth:
-            verifying = [self.capabilities.verify_plan(count) for count in range(1, longest + 1)]
+        max_drafts = min(max(len(slot.ngram) for slot in slots), limit)
+        if plan is None or max_drafts > plan.depth:
+            verifying = map(self.capabilities.verify_plan, range(1, max_drafts + 1))
             plans = [each for each in verifying if self._fits(each.width)]
             if count := policy.ngram_count(slots, plan, plans):
                 return plans[count - 1], tuple(slot.ngram[:count] or None for slot in slots)
@@ -137,7 +142,7 @@ class Situation:
         return (plan, drafts) if any(drafts) else None
 
     def _verifying_plan(self) -> Plan | None:
-        """Return the next plan of the cycle, if it verifies drafts and fits."""
+        """Return the next plan of the cycle; None if it verifies no drafts or does not fit."""
         if self.staged_plan in self.cycle.plans and self.staged_plan.drafts:
             plan = self.staged_plan
         else:
@@ -146,7 +151,7 @@ class Situation:
 
     def _from_cycle(self) -> NextPass | None:
         """Return a pass with the plan whose windows are on the device, or else with the first plan
-        of the cycle. If neither fits, take a narrower cycle; None if not even a plain pass fits."""
+        of the cycle. If neither fits, take a narrower cycle; None if not even `ar` fits."""
         cycle = self.cycle
         while True:
             for plan in (self.staged_plan, cycle.plans[0]):
@@ -164,10 +169,10 @@ class Situation:
 def choose_drafts(
     mode: str, max_drafts: int, draft: str | None = None
 ) -> tuple[str, Cycle | None, int, int]:
-    """The fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts` of a `Request`.
+    """Return the fields `mode`, `cycle`, `lookahead_drafts` and `ngram_drafts` of a `Request`.
 
-    mode, max_drafts: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES
-    (None: "both" for auto, else "lookahead").
+    mode, max_drafts: as for `make_cycle`; mode may also be "auto". draft: one of DRAFT_SOURCES;
+    None means "both" for "auto", and "lookahead" for other modes.
     """
     if mode == "auto" and max_drafts:
         lookahead_drafts = 0 if draft == "ngram" else max_drafts

@@ -1,9 +1,8 @@
 """Copies of the K/V that slots give up, for later prompts that begin with the same tokens.
 
-A slot has the K/V of one sequence, and loses them to the next sequence, or when the KV cache
-shrinks because a short request needs less. They are copied here first, so that a long prompt that
-many requests begin with need not be prefilled again. The copies used least recently make room for
-others.
+A slot loses the K/V of its last sequence when another sequence gets the slot, or when the KV cache
+shrinks because the requests need less. `Runner` copies them here first, so that a long prompt with
+which many requests begin need not be prefilled again. The least recently used copies make room.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from pass_runtime.backends.memory import KVCache, Memory
 from pass_runtime.errors import PassError
 
 MAX_SAVED_BYTES = 512 << 20
-"""Bytes for the K/V of all copies."""
+"""The most bytes of all copies together."""
 MAX_SAVED_PREFIXES = 64
-"""The most copies: a prompt is compared with each of them."""
+"""The most copies. Every new prompt is compared with each of them."""
 BLOCK_TOKENS = 16
-"""Prefixes are shared in blocks of this many tokens. This protects prompts: a short prefill tells a
-client that the prompt of another client began alike, and with blocks it has to guess this many
-tokens at once, not one after the other."""
+"""Prefixes are shared in blocks of this many tokens, to protect prompts from clients that time
+their requests: a short prefill tells a client that another client's prompt begins like its own.
+With blocks a client has to guess this many tokens at once, not one after the other."""
 MIN_SAVED_TOKENS = 32
-"""The shortest prefix that is copied, in tokens: prefilling fewer again costs a pass or two."""
+"""The shortest prefix that is copied, in tokens: a shorter one takes only a pass or two again."""
 COMPARED_TOKENS = 64
-"""Tokens that are compared at once, which is faster than one after another."""
+"""How many tokens are compared at once, which is faster than one by one."""
 
 
 @dataclass(frozen=True, eq=False)
 class SavedPrefix:
-    """A copy of the K/V of `tokens`: `size` bytes at `address`. Only requests with the same
-    `cache_salt` use it."""
+    """A copy of the K/V of `tokens`: `size` bytes at `address`. salt: the `cache_salt` of the
+    request that wrote them; only requests with the same salt may use the copy."""
 
     salt: str
     tokens: tuple[int, ...]
@@ -40,7 +39,7 @@ class SavedPrefix:
 
 
 class PrefixStore:
-    """Copies of K/V, the most recently used last. Only the scheduler's thread may call it."""
+    """The copies, the most recently used last. Only the scheduler's thread may call its methods."""
 
     def __init__(self, cache: KVCache, memory: Memory, budget: int = MAX_SAVED_BYTES) -> None:
         self._cache, self._memory, self._budget = cache, memory, budget
@@ -52,20 +51,18 @@ class PrefixStore:
         return sum(saved.size for saved in self._saved)
 
     def save(self, slot: int, tokens: Sequence[int], salt: str) -> None:
-        """Copy the K/V of `tokens`, the first ones of `slot`. Do nothing if they are too few, if
-        there is no room for them, or if an older copy begins with them."""
+        """Copy the K/V of `tokens`, with which `slot` begins. Do nothing if they are too few, if
+        there is no memory for them, or if an older copy begins with them."""
         size = self._cache.saved_bytes(len(tokens))
         if len(tokens) < MIN_SAVED_TOKENS or size > self._budget:
             return
-        found, count = self.match(tokens, salt)
-        if found is not None and count == len(tokens):
-            self._touch(found)
+        longest, length = self.match(tokens, salt)
+        if longest is not None and length == len(tokens):
+            self._touch(longest)
             return
-        same_salt = [saved for saved in self._saved if saved.salt == salt]
-        for saved in [
-            each for each in same_salt if common_prefix(each.tokens, tokens) == len(each.tokens)
-        ]:
-            self._drop(saved)  # The new copy begins with these tokens.
+        for saved in [each for each in self._saved if each.salt == salt]:
+            if common_prefix(saved.tokens, tokens) == len(saved.tokens):
+                self._drop(saved)  # The new copy begins with its tokens.
         while self.used + size > self._budget or len(self._saved) >= MAX_SAVED_PREFIXES:
             self._drop(self._saved[0])
         try:
@@ -77,17 +74,18 @@ class PrefixStore:
 
     def match(self, tokens: Sequence[int], salt: str) -> tuple[SavedPrefix | None, int]:
         """Return the copy with this salt that has the longest prefix in common with `tokens`, and
-        the length of that prefix."""
-        counts = [common_prefix(s.tokens, tokens) if s.salt == salt else 0 for s in self._saved]
-        longest = max(counts, default=0)
-        return (self._saved[counts.index(longest)], longest) if longest else (None, 0)
+        the length of that prefix; None and 0 if no copy begins like them."""
+        lengths = [common_prefix(s.tokens, tokens) if s.salt == salt else 0 for s in self._saved]
+        longest = max(lengths, default=0)
+        return (self._saved[lengths.index(longest)], longest) if longest else (None, 0)
 
     def load(self, saved: SavedPrefix, slot: int, count: int) -> None:
-        """Copy the first `count` tokens' K/V of `saved` into `slot`, which has room for them."""
+        """Copy the K/V of the first `count` tokens of `saved` into `slot`, which has room."""
         self._cache.load(slot, count, saved.address, len(saved.tokens))
         self._touch(saved)
 
     def _touch(self, saved: SavedPrefix) -> None:
+        """Make `saved` the most recently used copy."""
         self._saved.remove(saved)
         self._saved.append(saved)
 
@@ -103,9 +101,9 @@ def rounded_to_blocks(count: int) -> int:
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length in tokens of the longest prefix that two sequences have in common."""
-    longest, count = min(len(a), len(b)), 0
-    while count < longest and list(a[count : count + COMPARED_TOKENS]) == list(
-        b[count : count + COMPARED_TOKENS]
-    ):
-        count += COMPARED_TOKENS
-    return next((i for i in range(count, longest) if a[i] != b[i]), longest)
+    shorter = min(len(a), len(b))
+    for start in range(0, shorter, COMPARED_TOKENS):
+        piece = slice(start, min(start + COMPARED_TOKENS, shorter))
+        if list(a[piece]) != list(b[piece]):
+            return next(i for i in range(start, shorter) if a[i] != b[i])
+    return shorter

@@ -1,8 +1,9 @@
-"""The logits processors of one sequence: which tokens may come next, and which logits change.
+"""The logits processors of one sequence on the host: before a pass, they say which tokens each row
+may draw, and which logits change. A graph then applies this to the logits (`ProcessedRows`).
 
-What the processors do to a row of a window depends on the tokens before it: the text, and the
-drafts of the rows before. These are known before the pass, so every row is processed as in plain
-decoding, and the text is the same with any plan. The order is that of vLLM and Hugging Face:
+What the processors do to a row of a window depends on the tokens before the row: the text, and the
+drafts in the rows that it follows. These are known before the pass, so every row is processed as in
+plain decoding, and the text is the same with any plan. The order is that of vLLM and Hugging Face:
 biases, then repetition, frequency and presence penalties, then forbidden tokens.
 """
 
@@ -21,11 +22,11 @@ from pass_runtime.backends.base import ProcessedRows
 from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES, SamplingParams
 
 Bits = npt.NDArray[np.uint32]
-"""[...,V/32]: one bit for each token, 1 if it is allowed (or listed)."""
+"""[...,V/32]: sets of tokens. Token t is in a set if bit t % 32 of word t // 32 is 1."""
 
 
 class Grammar(Protocol):
-    """The state of a text in its grammar: see `pass_runtime.text.grammar.GrammarState`."""
+    """The state of a text in its grammar (`pass_runtime.text.grammar.GrammarState`)."""
 
     def copy(self) -> Grammar: ...
     def advance(self, token: int) -> None: ...
@@ -34,8 +35,8 @@ class Grammar(Protocol):
 
 
 class BadWordMatcher(Protocol):
-    """The bad words of a request: see `pass_runtime.text.bad_words.BadWords`. A text's state is a
-    number, at first 0."""
+    """The bad words of a request (`text.bad_words.BadWords`). A text's state is a number, at first
+    0."""
 
     def follow(self, state: int, token: int) -> int: ...
     def forbidden(self, state: int) -> Bits: ...
@@ -43,11 +44,11 @@ class BadWordMatcher(Protocol):
 
 @dataclass(frozen=True)
 class Processing:
-    """What a request does to logits.
+    """What a request asks logits processors to do.
 
-    grammar: its state before the first token; None if there is no constraint. end_tokens: not drawn
-    until min_tokens tokens are written. bad_words: strings that the text does not contain.
-    allowed_token_ids: empty allows all.
+    grammar: the state of an empty text in its grammar; None if there is no constraint. end_tokens:
+    tokens that are not drawn until min_tokens tokens are written. bad_words: strings that the text
+    does not contain. allowed_token_ids: the only tokens that are drawn; empty allows all.
     """
 
     vocab_size: int
@@ -65,22 +66,25 @@ class Processors:
     def __init__(self, processing: Processing, prompt: Sequence[int]) -> None:
         self._processing, self._prompt_length = processing, len(prompt)
         self._grammar = None if processing.grammar is None else processing.grammar.copy()
-        self._token_counts = Counter[int]()  # of the text, without the prompt
+        self._token_counts = Counter[int]()  # how often the text, without the prompt, has a token
+        # the tokens of prompt and text
         self._seen = set(prompt) if processing.sampling.repetition_penalty != 1 else set[int]()
         self._num_read = len(prompt)
-        self._word_state = 0  # the bad-word matcher's state after the text
+        self._word_state = 0  # the state of the text in the bad-word matcher
         self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
-        _set(self._allowed_ids, processing.allowed_token_ids)
-        # logits that may change
+        _add(self._allowed_ids, processing.allowed_token_ids)
+        # tokens whose logits may change, as an ordered set
         self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
 
     def list_size(self, drafts: int) -> int:
-        """T: the smallest of TOKEN_LIST_SIZES for all tokens whose logits may change."""
+        """Return T, the smallest of TOKEN_LIST_SIZES that is enough for all tokens whose logits may
+        change in a window with so many drafts."""
         count = len(self._touched) + drafts
         return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Take the new ones of `tokens` (prompt and text). Raises as `GrammarState` does."""
+        """Read those of `tokens`, prompt and text, that were not read before. Raises
+        ConstraintStopped as `GrammarState` does."""
         for token in tokens[self._num_read :]:
             self._num_read += 1
             self._token_counts[token] += 1
@@ -93,22 +97,23 @@ class Processors:
                 self._grammar.advance(token)
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that the grammar forces next; () if it forces none."""
+        """Return the tokens that the grammar forces next; () if it forces none."""
         return () if self._grammar is None else self._grammar.forced()
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
-        """What to do to the rows of a window: row i follows `tokens` and the first i of `drafts`.
-        The id V stands for no draft. size: that of `list_size`, or more."""
+        """Return what to do to the rows of a window, of which row i follows `tokens` (prompt and
+        text) and the first i of `drafts`. From the first id V on, rows have no draft. size: the
+        length of the lists of tokens, at least `list_size(len(drafts))`."""
         self.read(tokens)
-        vocab = self._processing.vocab_size
-        known = list(drafts[: drafts.index(vocab)] if vocab in drafts else drafts)
-        allowed = self._allowed(tokens, known, len(drafts) + 1)
-        return ProcessedRows(
-            _as_bytes(allowed, vocab), *self._changes(known, len(drafts) + 1, size)
-        )
+        vocab, rows = self._processing.vocab_size, len(drafts) + 1
+        if vocab in drafts:
+            drafts = drafts[: drafts.index(vocab)]
+        allowed = self._allowed(tokens, drafts, rows)
+        return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(drafts, rows, size))
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
-        """[rows,V/32]: the allowed tokens. Rules that leave none are void, but for the grammar."""
+        """Return the allowed tokens [rows,V/32]. In a row in which `allowed_token_ids`, bad words
+        or `min_tokens` would leave no token, they do not apply; the grammar always does."""
         allowed = np.tile(_all_tokens(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
             self._grammar.fill(allowed, drafts)
@@ -123,17 +128,18 @@ class Processors:
         return allowed
 
     def _follow(self, state: int, token: int) -> int:
-        """The bad-word matcher's state after `token`."""
+        """Return the state in the bad-word matcher that `token` leads to."""
         words = self._processing.bad_words
         return state if words is None else words.follow(state, token)
 
     def _forbidden(self, state: int, written: int) -> Bits:
-        """[V/32]: what may not follow a text of `written` tokens with this bad-word state."""
+        """Return the tokens [V/32] that bad words and `min_tokens` forbid after a text of `written`
+        tokens with this state in the bad-word matcher."""
         words = self._processing.bad_words
         forbidden = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
             forbidden = forbidden.copy()
-            _set(forbidden, self._processing.end_tokens)
+            _add(forbidden, self._processing.end_tokens)
         return forbidden
 
     def _changes(
@@ -144,8 +150,7 @@ class Processors:
         npt.NDArray[np.float32],
         npt.NDArray[np.float32],
     ]:
-        """(touched [size], bias [size], factor [rows,size], penalty [rows,size]), as in
-        `ProcessedRows`."""
+        """Return touched [size], bias [size], factor [rows,size] and penalty [rows,size]."""
         sampling = self._processing.sampling
         ids = list(
             dict.fromkeys((*self._touched, *drafts)) if sampling.penalizes else self._touched
@@ -165,40 +170,40 @@ class Processors:
             )
             present = np.float32(sampling.presence_penalty) * (counts > 0)
             penalty[:, : len(ids)] = np.float32(sampling.frequency_penalty) * counts + present
-        if ids:  # The rest of the lists repeats the first entry: the same change of the same logit.
+        if ids:  # Unused entries repeat the first one, and so make the same change once more.
             for values in (touched, bias, factor, penalty):
                 values[..., len(ids) :] = values[..., :1]
         return touched, bias, factor, penalty
 
 
 def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
-    """Rows that change nothing, for slots without processors."""
+    """Return rows that change no logits, for slots without processors. size: T."""
     allowed = np.full((rows, (vocab_size + 7) // 8), 255, np.int32)
-    empty = np.zeros(size, np.int64), np.zeros(size, np.float32)
-    return ProcessedRows(
-        allowed, *empty, np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
-    )
+    touched, bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
+    factor, penalty = np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
+    return ProcessedRows(allowed, touched, bias, factor, penalty)
 
 
 def _restrict(allowed: Bits, listed: Bits) -> None:
-    """In each row of `allowed` [rows,V/32], forbid tokens not in `listed` [V/32] unless all are."""
-    fewer = allowed & listed
-    has_token = fewer.any(-1)
-    allowed[has_token] = fewer[has_token]
+    """Forbid, in each row of `allowed` [rows,V/32], the tokens that are not in `listed` [V/32],
+    unless that would leave the row no token."""
+    restricted = allowed & listed
+    has_token = restricted.any(-1)
+    allowed[has_token] = restricted[has_token]
 
 
 @lru_cache(maxsize=4)
 def _all_tokens(vocab_size: int) -> Bits:
-    """[V/32]: all tokens."""
+    """Return the set [V/32] of all tokens."""
     bits = np.packbits(np.arange(-(-vocab_size // 32) * 32) < vocab_size, bitorder="little")
     return bits.view("<u4").astype(np.uint32)
 
 
-def _set(bits: Bits, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
+def _add(bits: Bits, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
     for token in tokens:
         bits[token // 32] |= np.uint32(1 << token % 32)
 
 
 def _as_bytes(allowed: Bits, vocab_size: int) -> npt.NDArray[np.int32]:
-    """[rows,V/32] words -> [rows,V/8]: each of their bytes in an int32."""
+    """Return the bytes of the words `allowed` [rows,V/32], each as an int32: [rows,V/8]."""
     return allowed.astype("<u4").view(np.uint8)[:, : (vocab_size + 7) // 8].astype(np.int32)

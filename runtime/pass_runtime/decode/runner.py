@@ -1,8 +1,8 @@
-"""Runs passes over the slots of a backend, and knows what each slot holds: a sequence, how much of
-it is cached, and a window.
+"""Runs passes over the slots of a backend for the scheduler, and knows what each slot holds: a
+sequence, how many of its tokens are cached, and a window.
 
-A window is staged (written to the device) only if it differs from the one there. If a pass or an
-allocation fails, the host's state is as before, and all windows are staged again from it.
+A window is staged (written to the device) only if it differs from the window there. If a pass or an
+allocation fails, the host's state stays as it was, and all windows are staged again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ Drafts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a pass did for one sequence. drafted: how many drafts followed one another in its
-    window; of a tree, its depth. source: what proposed the drafts. tokens: what the pass
-    emitted. accepted_first_choices: how many drafts were accepted before the first one that was a
-    second or later choice (in a tree). last_row: the row of the last accepted draft."""
+    """What a pass did for one sequence.
+
+    drafted: how many drafts the window had; of a tree, how deep it was. source: what proposed the
+    drafts. tokens: those that the pass emitted. accepted_first_choices: how many accepted drafts,
+    from the first on, were first choices (all are, in a chain). last_row: the row of the last
+    accepted draft, or 0.
+    """
 
     sequence: SequenceState
     drafted: int
@@ -54,18 +57,18 @@ class Runner:
     def __init__(
         self, backend: Backend, *, processed_logprobs: bool = False, prefix_cache: bool = True
     ) -> None:
-        """processed_logprobs: log-probabilities are taken after the logits processors, not before.
-        prefix_cache: reuse K/V of other sequences, if that changes no bit of the results."""
+        """processed_logprobs: whether log-probabilities are those after the logits processors.
+        prefix_cache: whether to reuse K/V of other sequences where it changes no bit."""
         self.backend, self.processed_logprobs = backend, processed_logprobs
-        used = prefix_cache and backend.capabilities.same_entries
-        self._store = PrefixStore(backend.cache, backend.memory) if used else None
+        has_store = prefix_cache and backend.capabilities.same_entries
+        self._store = PrefixStore(backend.cache, backend.memory) if has_store else None
         self.slots = [Slot(number) for number in range(backend.capabilities.slots)]
         self.staged_plan: Plan | None = None
         """The plan whose windows are on the device; None if all windows must be staged again."""
 
         self._sampler: Sampler = "greedy"  # of the last pass
-        self._admitted = 0
-        self._engine_seconds = 0.0  # spent in passes, prefill included
+        self._admitted = 0  # how many sequences have got a slot
+        self._engine_seconds = 0.0  # spent in passes and prefill
 
     @property
     def busy(self) -> list[Slot]:
@@ -79,48 +82,49 @@ class Runner:
 
     @property
     def room(self) -> int:
-        """Tokens left after the longest sequence, in a cache of the full KV capacity."""
+        """How many tokens fit after the longest sequence, at the largest KV capacity."""
         longest = max((slot.cached for slot in self.busy), default=0)
         return self.backend.capabilities.max_capacity - longest
 
     def fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt leaves room for the first pass, whose root is its last token."""
+        """Whether a prompt of this length leaves room for a window (its last token is the root)."""
         capabilities = self.backend.capabilities
         return prompt_tokens - 1 + capabilities.padded_width(1) <= capabilities.max_capacity
 
     def admit(self, sequence: SequenceState) -> bool:
-        """Give `sequence` the free slot with the most K/V of its prompt. False if none is free."""
+        """Give `sequence` the free slot with the most K/V of its prompt; False if none is free."""
         free = [slot for slot in self.slots if slot.sequence is None]
         if not free:
             return False
         prompt = sequence.request.prompt_ids
         reusable = {slot.number: self._reusable(slot, sequence.request) for slot in free}
+        # Of equal slots, the one whose K/V are the least loss, then the first.
         slot = max(free, key=lambda slot: (reusable[slot.number], -len(slot.kept), -slot.number))
-        keep = reusable[slot.number]
-        self._shrink(len(prompt) + 1, slot, keep)
+        reused = reusable[slot.number]
+        self._shrink(len(prompt) + 1, slot, reused)
         self.backend.set_sampling(slot.number, sequence.request.sampling)
         slot.sequence, slot.prompt, slot.salt = sequence, prompt, sequence.request.cache_salt
         slot.kept = []
-        sequence.cached = keep
-        slot.exact_prefix_len = min(slot.exact_prefix_len, keep)
+        sequence.cached = reused
+        slot.exact_prefix_len = min(slot.exact_prefix_len, reused)
         slot.num_drafts, slot.staged, slot.masked = 0, False, False
         self._admitted += 1
         sequence.admission_number = self._admitted
-        sequence.stats.cached_tokens = keep
+        sequence.stats.cached_tokens = reused
         sequence.leave_queue()
         return True
 
     def release(self, slot: Slot) -> None:
-        """Free the slot of a finished sequence. Its K/V stay, for sequences with its prefix."""
+        """Free the slot of a finished sequence. It keeps the K/V for sequences that begin alike."""
         self._set_kept(slot, slot.current.tokens[: slot.cached])
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy K/V of the prompt from another slot or a saved prefix, if those have more."""
+        """Copy K/V of the prompt from another slot or a saved prefix that has more of them."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
-        counts = [self._reusable(other, sequence.request) for other in others]
-        count = max(counts, default=0)
+        reusable = [self._reusable(other, sequence.request) for other in others]
+        count = max(reusable, default=0)
         saved, saved_count = self._saved_prefix(sequence.request)
         if max(count, saved_count) <= sequence.cached:
             return
@@ -129,7 +133,7 @@ class Runner:
             self._store.load(saved, slot.number, saved_count)
             count = exact = saved_count
         else:
-            source = others[counts.index(count)]
+            source = others[reusable.index(count)]
             self.backend.cache.move(source.number, slot.number, count)
             exact = min(source.exact_prefix_len, count)
         sequence.stats.cached_tokens += count - sequence.cached
@@ -137,26 +141,26 @@ class Runner:
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, max_rows: int | None = None) -> int:
-        """Prefill a chunk of the prompt, of at most `max_rows` rows. Returns its tokens' number."""
+        """Prefill the next prompt chunk, in at most `max_rows` rows. Return its tokens' number."""
         sequence, started = slot.current, time.perf_counter()
         prompt = sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, max_rows)
         self._reserve(sequence.cached + self.backend.capabilities.padded_width(width))
-        begun = time.perf_counter()
+        engine_started = time.perf_counter()
         self.backend.prefill(
             slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width
         )
-        done = time.perf_counter()
-        self._engine_seconds += done - begun
+        ended = time.perf_counter()
+        self._engine_seconds += ended - engine_started
         slot.exact_prefix_len += count if slot.exact_prefix_len == sequence.cached else 0
         sequence.cached += count
-        slot.masked = False  # it was masked with the length before this chunk
-        sequence.stats.prefill_seconds += done - started
+        slot.masked = False  # It was masked with its length before this chunk: mask it again.
+        sequence.stats.prefill_seconds += ended - started
         return count
 
     def make_room(self, plan: Plan, batch: int) -> None:
         """Make room for windows of `plan` in the first `batch` slots: grow the cache if a sequence
-        needs it, and drop tokens that free slots keep, since a pass writes a window there, too."""
+        needs that. Free slots, in which a pass writes windows, too, drop tokens instead."""
         width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
         longest = max((slot.cached for slot in slots if slot.sequence is not None), default=0)
         self._reserve(longest + width)
@@ -165,16 +169,15 @@ class Runner:
                 self._set_kept(slot, slot.kept[: self.backend.capacity - width])
 
     def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[StepResult], float]:
-        """Run one pass over every decoding slot, after `make_room`. Return the result of each
+        """Run one pass over all slots that decode, after `make_room`. Return the result of each
         sequence, and the seconds of the pass.
 
-        drafts: for each of these slots, the n-gram drafts that replace the drafts in its window, or
-        None to keep these.
+        drafts: for each of these slots, n-gram drafts for its window; None keeps the window.
         """
         active = self.decoding
         kind = self._kind(plan, active)
         if kind.sampler != self._sampler and self.backend.manifest.rule == "rejection":
-            # the windows lack the draft probabilities that this sampler's tail needs
+            # The draft probabilities beside the windows are those of the other sampler's tail.
             self.staged_plan = None
         self._sampler = kind.sampler
         self._stage(plan, active, drafts, kind.batch)
@@ -189,7 +192,7 @@ class Runner:
         emitted = self.backend.run(kind)
         self._engine_seconds += (seconds := time.perf_counter() - started)
         logprobs = self.backend.logprobs(kind) if kind.logprobs else None
-        # All results are computed first: if one fails, no state has changed.
+        # All results are computed before the state changes, in case one of them fails.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
             if slot.exact_prefix_len == result.sequence.cached:
@@ -203,30 +206,31 @@ class Runner:
         return results, seconds
 
     def time_masked_pass(self, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-        """Run a pass with every slot masked, which changes no sequence, and return the seconds of
-        trunk and tail. tail: whether to run the tail, too."""
+        """Run a pass with all slots masked, which changes no sequence. Return the seconds of the
+        trunk and of the tail. tail: whether to run the tail."""
         self._stage_masked(kind)
         started = time.perf_counter()
         self.backend.run_trunk(kind.plan, kind.batch)
-        between = time.perf_counter()
+        trunk_ended = time.perf_counter()
         if tail:
             self.backend.run_tail(kind)
-        done = time.perf_counter()
-        self._engine_seconds += done - started
-        return between - started, done - between
+        ended = time.perf_counter()
+        self._engine_seconds += ended - started
+        return trunk_ended - started, ended - trunk_ended
 
     def run_masked(self, kind: PassKind, runs: int) -> None:
-        """Run a pass `runs` times with every slot masked, which changes no sequence."""
+        """Run a pass `runs` times with all slots masked, which changes no sequence."""
         self._stage_masked(kind)
         for _ in range(runs):
             self.backend.run(kind)
 
     def run_prefill(self, slot: Slot, width: int, runs: int) -> None:
-        """Run a chunk of a prompt `runs` times, after the tokens that a free slot keeps."""
+        """Run a prompt chunk of `width` rows `runs` times, after the tokens of a free slot."""
         for _ in range(runs):
             self.backend.prefill(slot.number, slot.cached, [0], width)
 
     def _stage_masked(self, kind: PassKind) -> None:
+        """Stage some window in every slot of the pass, and mask the slot."""
         self.make_room(kind.plan, kind.batch)
         self.staged_plan = None
         for slot in self.slots[: kind.batch]:
@@ -234,7 +238,7 @@ class Runner:
             self._mask(slot)
 
     def compact(self) -> list[Slot]:
-        """Move sequences to lower free slots if the batch shrinks. Returns the decoding slots."""
+        """Move sequences to lower slots if a smaller batch then covers all. Return their slots."""
         batch_size = self.backend.capabilities.batch_size
         while active := self.decoding:
             source = active[-1]
@@ -245,11 +249,11 @@ class Runner:
         return active
 
     def batch(self, active: Sequence[Slot]) -> int:
-        """The batch size of a pass over `active`."""
+        """Return the batch size of a pass over the slots `active`."""
         return self.backend.capabilities.batch_size(active[-1].number + 1)
 
     def sampler(self, active: Sequence[Slot]) -> Sampler:
-        """The cheapest sampler for all of `active`: each does what those before it do, too."""
+        """Return the cheapest sampler for all slots `active`."""
         return max((slot.current.request.sampling.sampler for slot in active), key=SAMPLERS.index)
 
     def _kind(self, plan: Plan, active: Sequence[Slot]) -> PassKind:
@@ -262,17 +266,17 @@ class Runner:
         """Set what the logits processors do in a pass whose windows are staged."""
         drafts = self.backend.drafts(kind.plan, kind.batch)
         vocab_size = self.backend.capabilities.vocab_size
-        nothing = no_processing(vocab_size, kind.plan.drafts + 1, kind.touched)
+        unchanged = no_processing(vocab_size, kind.plan.drafts + 1, kind.touched)
         for slot in self.slots[: kind.batch]:
             rows = None
             if slot in active:
                 rows = slot.current.processor_rows(drafts[slot.number], kind.touched)
-            self.backend.set_processors(slot.number, nothing if rows is None else rows)
+            self.backend.set_processors(slot.number, unchanged if rows is None else rows)
 
     def _stage(
         self, plan: Plan, active: Sequence[Slot], drafts: Sequence[Drafts | None], batch: int
     ) -> None:
-        """Write the windows that differ from the device's, and mask slots without one."""
+        """Write the windows that differ from those on the device, and mask the other slots."""
         for slot in self.slots[:batch]:
             if slot not in active and not slot.masked:
                 self._mask(slot)
@@ -285,19 +289,19 @@ class Runner:
             slot.staged, slot.masked = True, False
 
     def _mask(self, slot: Slot) -> None:
-        slot.staged = slot.masked = False
+        slot.staged = slot.masked = False  # in case the backend fails
         self.backend.mask(slot.number, slot.cached)
         slot.masked = True
 
     @staticmethod
     def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
-        """The result of a pass for the sequence of a slot. Changes nothing."""
+        """Return the result of a pass for the sequence of a slot, and change no state."""
         sequence, ids = slot.current, emitted.tokens
-        # row i holds the first choice at depth i
-        first_choices = sum(row == i for i, row in enumerate(emitted.rows)) - 1
+        # Row 0 is the root, and row i the first choice at depth i.
+        first_choices = sum(row == depth for depth, row in enumerate(emitted.rows)) - 1
         sources: list[TokenSource] = [slot.source] * (len(ids) - 1) + ["model"]
-        listed = _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)
-        tokens = tuple(map(Token, ids, sources, listed))
+        token_logprobs = _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)
+        tokens = tuple(map(Token, ids, sources, token_logprobs))
         last_row = emitted.rows[-1]
         return StepResult(sequence, slot.num_drafts, slot.source, tokens, first_choices, last_row)
 
@@ -306,41 +310,41 @@ class Runner:
         if tokens > self.backend.capacity:
             self.resize(self.backend.capabilities.capacity(tokens))
 
-    def _shrink(self, tokens: int, slot: Slot, keep: int) -> None:
-        """Shrink a cache that is longer than all sequences need, as its length costs time in every
-        pass. tokens: the length of a sequence that joins in `slot` and reuses `keep` tokens there.
-        Kept tokens that do not fit are dropped."""
-        self._set_kept(slot, slot.kept[:keep])
-        busy = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
-        fitting = self.backend.capabilities.capacity(
-            min(max(tokens, busy), self.backend.capabilities.max_capacity)
-        )
-        if fitting < self.backend.capacity:
+    def _shrink(self, tokens: int, slot: Slot, reused: int) -> None:
+        """Shrink a KV cache that is longer than the sequences need, as its length costs time in
+        every pass. Tokens of free slots that do not fit any more are dropped. tokens: the length of
+        a sequence that joins in `slot` and reuses the first `reused` tokens there."""
+        self._set_kept(slot, slot.kept[:reused])
+        longest = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
+        capabilities = self.backend.capabilities
+        capacity = capabilities.capacity(min(max(tokens, longest), capabilities.max_capacity))
+        if capacity < self.backend.capacity:
             for other in self.slots:
-                self._set_kept(other, other.kept[:fitting])
-            self.resize(fitting)
+                self._set_kept(other, other.kept[:capacity])
+            self.resize(capacity)
 
     def _set_kept(self, slot: Slot, tokens: list[int]) -> None:
-        """Set the tokens that a free slot keeps. If some are dropped, save the first
-        `exact_prefix_len`. The slot must be staged or masked again before the next pass, which
-        would otherwise write its window after the old length."""
+        """Set the tokens that a free slot keeps. If some are dropped, save the K/V of the first
+        `exact_prefix_len`. The slot must then be staged or masked again: otherwise the next pass
+        would write a window after the old length."""
         if self._store and len(tokens) < len(slot.kept):
             self._store.save(slot.number, slot.kept[: slot.exact_prefix_len], slot.salt)
         slot.kept, slot.staged, slot.masked = tokens, False, False
 
     def resize(self, capacity: int) -> None:
-        """Change the KV capacity, which must hold what every slot has cached."""
+        """Change the KV capacity to one that is enough for what every slot has cached."""
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _reusable(self, slot: Slot, request: Request) -> int:
         """Return for how many tokens of its prompt `request` may use the K/V in `slot`. On engines
-        with `same_entries` they must be bit-identical to a prefill's. Requests with the same prompt
-        object share all of it. Others share whole blocks, if there is a prefix store or `request`
-        has `reuse_prefix`."""
+        with `same_entries` only K/V that are bit-identical to a prefill's are used. Requests with
+        the same prompt object share the whole prompt. Others share whole blocks, and only if there
+        is a prefix store or `request` has `reuse_prefix`."""
         if slot.salt != request.cache_salt:
             return 0
-        exact = self.backend.capabilities.same_entries
-        usable = min(slot.exact_prefix_len, slot.cached) if exact else slot.cached
+        usable = slot.cached
+        if self.backend.capabilities.same_entries:
+            usable = min(usable, slot.exact_prefix_len)
         if slot.prompt is request.prompt_ids:
             return min(usable, len(request.prompt_ids) - 1)
         if not self._store and not request.reuse_prefix:
@@ -348,8 +352,8 @@ class Runner:
         return rounded_to_blocks(min(usable, common_prefix(slot.held, request.prompt_ids[:-1])))
 
     def _saved_prefix(self, request: Request) -> tuple[SavedPrefix | None, int]:
-        """Return the saved prefix that has most of the prompt of `request`, and for how many tokens
-        it serves, in whole blocks."""
+        """Return the saved prefix that has the most of the prompt of `request`, and how many tokens
+        of the prompt it has, in whole blocks."""
         if not self._store:
             return None, 0
         saved, count = self._store.match(request.prompt_ids[:-1], request.cache_salt)
@@ -361,38 +365,39 @@ class Runner:
         self.backend.cache.move(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
         target.sequence, source.sequence = sequence, None
-        target.prompt = source.prompt
-        target.salt = source.salt
+        target.prompt, target.salt = source.prompt, source.salt
         target.exact_prefix_len = source.exact_prefix_len
-        target.num_drafts = 0  # Its drafts were in the window of `source`.
+        target.num_drafts = 0  # The drafts were in the window of `source`.
         self._set_kept(source, [])
 
     def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
-        """Return how many prompt tokens the next chunk has, and how many rows its window.
+        """Return how many tokens the next prompt chunk has, and how many rows its window has.
+        start, stop: the part of the prompt that is left.
 
-        A padded row costs as much as a token. So the window is the narrowest that holds the rest of
-        the prompt only if at most a quarter of it is padding, or if narrower ones have one row.
-        Otherwise it is the widest that the rest fills."""
+        The window is the widest that the rest of the prompt fills. But if the rest fits a wider
+        window of which it fills three quarters, or if all narrower windows have one row, it is read
+        at once, with padding: a row of padding takes as long as a row with a token."""
         remaining = stop - start
         offered = self.backend.capabilities.chunks(start, self.backend.capacity)
-        widths = [width for width in offered if max_rows is None or width <= max_rows] or offered[
-            -1:
-        ]
-        holding = [width for width in widths if width >= remaining]
+        widths = [each for each in offered if max_rows is None or each <= max_rows] or offered[-1:]
+        fitting = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]
-        if holding and (4 * remaining >= 3 * holding[-1] or filled[0] == 1):
-            return remaining, holding[-1]
+        if fitting and (4 * remaining >= 3 * fitting[-1] or filled[0] == 1):
+            return remaining, fitting[-1]
         return filled[0], filled[0]
 
 
 def _logprobs(
     logprobs: Logprobs | None, slot: int, ids: Sequence[int], count: int | None
 ) -> list[TokenLogprobs | None]:
-    """By token of a slot, its log-probabilities, with the `count` likeliest; None without count."""
+    """Return the log-probabilities of each token `ids` that a slot emitted, with those of the
+    `count` likeliest tokens there; None for each if `count` is None."""
     if logprobs is None or count is None:
         return [None] * len(ids)
     chosen = logprobs.chosen[slot].tolist()
-    top_ids, top_values = logprobs.ids[slot, :, :count], logprobs.values[slot, :, :count]
-    pairs = zip(top_ids.tolist(), top_values.tolist(), strict=True)
-    tops = [tuple(zip(*pair, strict=True)) for pair in pairs]
-    return [TokenLogprobs(chosen[i], tops[i]) for i in range(len(ids))]
+    top_ids = logprobs.ids[slot, :, :count].tolist()
+    top_values = logprobs.values[slot, :, :count].tolist()
+    return [
+        TokenLogprobs(chosen[i], tuple(zip(top_ids[i], top_values[i], strict=True)))
+        for i in range(len(ids))
+    ]

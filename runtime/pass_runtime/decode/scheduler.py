@@ -1,9 +1,9 @@
-"""Continuous batching: which sequences get the slots, whose prompt is prefilled, and which pass is
-run.
+"""Continuous batching: decides which sequences get slots, whose prompts are prefilled, and which
+pass is run.
 
 One step admits waiting sequences to free slots, prefills some prompt chunks, and runs one pass over
-all sequences that decode: no sequence waits for the long prompt of another. An error ends only the
-sequences that it happened to.
+all sequences that decode, so that no sequence waits for the long prompt of another. An error ends
+only the sequences in whose prefill or pass it was raised.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 MAX_PROMPT_TOKENS = 64
-"""While other sequences decode, a step prefills about this many prompt tokens, in chunks of at most
-this many rows."""
+"""While sequences decode, a step prefills little more tokens than this, in chunks of no more
+rows."""
 
 
 class QueueFull(PassError):
     """All slots and all places in the queue are taken."""
 
     def __init__(self, waiting: int, max_queue: int, count: int) -> None:
-        # The message without the advice.
+        # The message without advice, for callers that have their own.
         self.reason = (
             f"{waiting} requests are waiting already, and the queue holds {max_queue}: no room "
             f"for {count} more"
@@ -42,9 +42,10 @@ class QueueFull(PassError):
 
 @dataclass(frozen=True)
 class Usage:
-    """The load at one moment. running, waiting: sequences in slots and in the queue. cached: tokens
-    of running sequences in the KV cache. capacity: KV capacity of all slots in tokens.
-    graphs_not_captured: ONNX graphs or passes that are slow, as they are no CUDA graphs."""
+    """The load at one moment. running, waiting: how many sequences are in slots and in the queue.
+    cached: how many tokens of running sequences are in the KV cache. capacity: the largest KV
+    capacity of all slots together, in tokens. graphs_not_captured: how many ONNX graphs or passes
+    are slow because they could not be captured as CUDA graphs."""
 
     running: int
     waiting: int
@@ -60,8 +61,8 @@ class Usage:
 
 
 class Scheduler:
-    """Any thread may call `usage`, and, one at a time, `add`, `reserve` and `release`; one thread
-    calls everything else."""
+    """Decides what the runner does. Any thread may call `usage`, and, one thread at a time, `add`,
+    `reserve` and `release`. Only the thread that decodes calls the other methods."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Scheduler:
         self.waiting: deque[SequenceState] = deque()
         self._max_queue = max_queue
         self._reserved = 0
-        # not ended, or ended and still referenced by a reader
+        # sequences that have not ended, and ended ones that a reader still refers to
         self._added = weakref.WeakSet[SequenceState]()
 
     @property
@@ -84,27 +85,28 @@ class Scheduler:
         return not self.waiting and not self.runner.busy
 
     def add(self, *sequences: SequenceState) -> None:
-        """Put sequences at the end of the queue, into places that `reserve` held for them."""
+        """Put sequences at the end of the queue, into places that `reserve` reserved for them."""
         self._added.update(sequences)
         self.waiting += sequences
         self.release(len(sequences))
 
     def reserve(self, count: int, max_queue: int | None = None) -> None:
-        """Hold places for `count` sequences until `add` or `release`. There are as many places as
-        slots, and `max_queue` more (None: the session's max_queue). Every sequence takes one until
-        its end. Raises QueueFull if fewer are free."""
+        """Reserve places for `count` sequences, which `add` or `release` ends. There are as many
+        places as slots, and `max_queue` more (None: the session's max_queue). Every sequence has a
+        place until its end. Raises QueueFull if fewer than `count` places are free."""
         taken = sum(sequence.finished is None for sequence in self._added) + self._reserved
-        limit, slots = self._max_queue if max_queue is None else max_queue, len(self.runner.slots)
+        limit = self._max_queue if max_queue is None else max_queue
+        slots = len(self.runner.slots)
         if taken + count > slots + limit:
             raise QueueFull(max(taken - slots, 0), limit, count)
         self._reserved += count
 
     def release(self, count: int) -> None:
-        """Give back places that `reserve` held."""
+        """Give back `count` reserved places."""
         self._reserved -= count
 
     def usage(self) -> Usage:
-        """The load now, while another thread may be changing it."""
+        """Return the load now. Another thread may be changing it."""
         running = [slot.sequence for slot in self.runner.slots]
         cached = [sequence.cached for sequence in running if sequence is not None]
         slots = len(self.runner.slots)
@@ -115,7 +117,7 @@ class Scheduler:
         )
 
     def step(self) -> None:
-        """Drop what was cancelled, admit, prefill, and run one pass."""
+        """End cancelled sequences, admit waiting ones, prefill, and run one pass."""
         self._drop_cancelled()
         self._admit()
         self._prefill()
@@ -158,7 +160,8 @@ class Scheduler:
             self.waiting.popleft()
 
     def _prefill(self) -> None:
-        """Prefill up to MAX_PROMPT_TOKENS, oldest first; one chunk of any width if none decodes."""
+        """Prefill prompts, those of the oldest sequences first: about MAX_PROMPT_TOKENS tokens
+        while sequences decode, and one chunk of any width if none does."""
         prefilling = [slot for slot in self.runner.busy if not slot.current.prefilled]
         if not prefilling:
             return
@@ -170,7 +173,7 @@ class Scheduler:
                 self.runner.share(slot)
                 while not slot.current.prefilled:
                     if read and (limit is None or read >= limit):
-                        return  # end the step, so that requests can be admitted and cancelled
+                        return  # so that the next step can admit and cancel sequences
                     read += self.runner.prefill(slot, limit)
             except Exception as error:
                 self._finish(slot, _error_end(error))
@@ -197,9 +200,9 @@ class Scheduler:
     def _choose_pass(
         self, active: Sequence[Slot], tuner: Tuner | None, batch: int, *, may_draft: bool
     ) -> NextPass | None:
-        """Return the next pass, which has one plan for all sequences: that of the oldest request
-        that names one, else the fastest. A tree is replaced by a chain of the same depth if one of
-        the requests does not allow trees."""
+        """Return the next pass. It has one plan for all sequences: that of the oldest request that
+        names a plan, or the fastest if none does. A tree is replaced by a chain of the same depth
+        if one of the requests does not allow trees."""
         sequences = sorted((slot.current for slot in active), key=lambda s: s.admission_number)
         cycle = next((s.request.cycle for s in sequences if s.request.cycle is not None), None)
         policy = DraftPolicy()
@@ -208,15 +211,15 @@ class Scheduler:
         elif cycle is None and tuner is not None:
             depth = max(sequence.request.lookahead_drafts for sequence in sequences)
             acceptances = [s.lookahead_acceptance for s in sequences if s.lookahead_acceptance]
-            decided = tuner.next_candidate(depth, batch, acceptances)
-            cycle, policy = decided.cycle, ExpectedRate(tuner, decided, batch)
+            candidate = tuner.next_candidate(depth, batch, acceptances)
+            cycle, policy = candidate.cycle, ExpectedRate(tuner, candidate, batch)
         if cycle is not None and cycle.is_tree:
-            allowed = all(_allows_tree(s.request) for s in sequences)
-            cycle = cycle if allowed else cycle.narrower()
+            trees_allowed = all(_allows_tree(s.request) for s in sequences)
+            cycle = cycle if trees_allowed else cycle.narrower()
         for slot in active:
             slot.propose(ngrams=cycle is not None)
         runner = self.runner
-        # If all sequences have just been admitted, none has a window yet, and a cycle begins.
+        # If no slot has a window, as after all have just been admitted, the cycle begins anew.
         staged_plan = runner.staged_plan if any(slot.staged for slot in active) else None
         cycle, capabilities = cycle or make_cycle("ar", 0), runner.backend.capabilities
         situation = Situation(cycle, staged_plan, runner.room, capabilities, active, policy)
@@ -224,9 +227,8 @@ class Scheduler:
 
     def _tuner(self, active: Sequence[Slot], batch: int) -> Tuner | None:
         """Return the tuner for these sequences; None if all of them name plans, or if passes are
-        not timed yet. Timing waits until each sequence has its first token, and until the KV cache
-        has room for the timed windows; until then sequences are decoded plainly.
-        """
+        not timed yet. Passes are timed once each sequence has its first token and the KV cache has
+        room for the timed windows; until then sequences are decoded plainly."""
         sequences = [slot.current for slot in active]
         if all(sequence.request.cycle is not None for sequence in sequences):
             return None
@@ -250,14 +252,14 @@ class Scheduler:
                 continue
             try:
                 sequence.write(result.tokens)
-            except Exception as error:  # from its detokenizer
+            except Exception as error:  # of its detokenizer
                 sequence.finish(_error_end(error))
         for slot in self.runner.busy:
             if slot.current.finished is not None:
                 self.runner.release(slot)
 
     def _end_longest(self, active: Sequence[Slot], end: End) -> None:
-        """End the longest sequence, for which there is no room; the others go on."""
+        """End the longest sequence, because there is no room for its next window."""
         self._finish(max(active, key=lambda slot: slot.cached), end)
 
     def _finish(self, slot: Slot, end: End) -> None:
@@ -267,11 +269,11 @@ class Scheduler:
 
 
 def _allows_tree(request: Request) -> bool:
-    """Whether a request may be decoded with trees, whose second choices round differently from a
-    chain: it names a tree or "auto", and has neither log-probabilities nor logits processors, whose
-    graphs read the rows of a chain."""
-    asked = request.cycle is None or request.cycle.is_tree
-    return asked and request.logprobs is None and request.processing is None
+    """Whether a request may be decoded with trees. It must name a tree or "auto", because the
+    second choices of a tree round differently from a chain. And it must have neither
+    log-probabilities nor logits processors, whose graphs read the rows of a chain."""
+    names_no_chain = request.cycle is None or request.cycle.is_tree
+    return names_no_chain and request.logprobs is None and request.processing is None
 
 
 def _error_end(error: Exception) -> End:
@@ -286,20 +288,22 @@ def _observe(
     results: Sequence[StepResult],
     slots: Sequence[Slot],
 ) -> None:
-    """Teach the tuner how long a pass took, and how many of its drafts were accepted."""
+    """Tell the tuner how long a pass took, and how many of its drafts were accepted, for all
+    sequences together and for each of its own."""
     tuner.observe(plan, batch, seconds)
     for result, slot in zip(results, slots, strict=True):
-        accepted = result.accepted_first_choices
+        sequence, accepted = result.sequence, result.accepted_first_choices
         if not result.drafted:
             continue
-        if result.source != "lookahead":
-            for own in (result.sequence.ngram_acceptance, None):
-                tuner.ngram(slot.match_length, own).record(result.drafted, accepted)
-        else:
+        if result.source == "lookahead":
             tuner.lookahead_acceptance.record(result.drafted, accepted)
-            if result.sequence.lookahead_acceptance is not None:
-                result.sequence.lookahead_acceptance.record(result.drafted, accepted)
+            if sequence.lookahead_acceptance is not None:
+                sequence.lookahead_acceptance.record(result.drafted, accepted)
+        else:
+            for own in (sequence.ngram_acceptance, None):
+                tuner.ngram(slot.match_length, own).record(result.drafted, accepted)
     if not plan.groups and not any(result.drafted for result in results):
+        # After many plain passes, the rates of look-ahead drafts are out of date.
         tuner.lookahead_acceptance.forget()
         for result in results:
             if result.sequence.lookahead_acceptance is not None:

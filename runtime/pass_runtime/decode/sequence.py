@@ -1,4 +1,5 @@
-"""A request and its state: its tokens so far, its slot, and the pieces for its reader."""
+"""A request and its state while it waits and decodes (`SequenceState`), the slots in which
+sequences decode, and the n-gram drafts that a text proposes."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ from pass_runtime.tuning.estimates import FORCED_MATCH, ConditionalAcceptance
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
-"""Where a token came from: the model alone (the bonus token), or an accepted draft."""
+"""What proposed a token: the model alone (a bonus token), or what made an accepted draft."""
 MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
-"""The lengths of the n-grams that are indexed; the longest one that matches is used."""
+"""The lengths of the n-grams that are indexed. The longest one that matches is used."""
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
     """Natural log-probabilities at one position, before temperature and truncation.
 
-    logprob: of the token written. top: of the likeliest tokens, as pairs (id, log-probability).
+    logprob: that of the token written. top: the likeliest tokens, as pairs (id, log-probability).
     """
 
     logprob: float
@@ -38,8 +39,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Token:
-    """One written token. text: the text that became final with it ("" for a request without
-    text)."""
+    """One written token. text: what became final with it; "" if the request wants no text."""
 
     id: int
     source: TokenSource
@@ -49,7 +49,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens of one pass and the text that became final with them; either may be empty."""
+    """The tokens of one pass and the text that became final with them. Either may be empty."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -63,7 +63,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class End:
-    """The last event of a sequence. stop: what ended the text. error: what its reader raises."""
+    """The last event of a sequence. stop: the token id or stop string that ended the text, if one
+    did. error: the exception that the reader raises."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -71,25 +72,28 @@ class End:
 
 
 class TextReader(Protocol):
-    """Turns tokens into text and finds stop strings (`text.detokenizer.TextStream`)."""
+    """Turns tokens into text and finds stop strings
+    (`pass_runtime.text.detokenizer.TextStream`)."""
 
     def read(self, token: int) -> tuple[str, str | None]:
-        """Return the text that is final with `token`, and the stop string that ended it or None."""
+        """Return the text that is final with `token`, and the stop string that ends it or None."""
 
     def flush(self) -> str:
-        """The text held back as a possible stop string, once no more tokens come."""
+        """Return the text that was held back as a possible stop string, after the last token."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What to generate, and how. It never changes.
 
-    prompt_ids: requests that hold the same tuple object share its K/V. cache_salt: only requests
-    with the same salt share K/V. mode: the plan's name in statistics. cycle: the plans to decode
-    with; None for the fastest. lookahead_drafts, ngram_drafts: the most of each kind in a pass.
-    stop: strings that end the text. logprobs: how many of the likeliest tokens to report with each
-    token; None reports no log-probabilities. processing: what logits processors do; None: nothing.
-    shown_special_tokens: ids of special tokens that are part of the text.
+    prompt_ids: the prompt. Requests with the same tuple object share its K/V. mode: the name of the
+    plan in statistics. cycle: the plans with which to decode; None chooses the fastest.
+    lookahead_drafts, ngram_drafts: the most drafts of each kind in a pass. stop_token_ids, stop:
+    tokens and strings that end the text. reuse_prefix: whether K/V of other requests may be used
+    even if that can change bits of the results. cache_salt: only requests with the same salt share
+    K/V. logprobs: how many of the likeliest tokens to report with each token; None reports no
+    log-probabilities. processing: what logits processors do; None if there are none.
+    shown_special_tokens: ids of special tokens that are shown in the text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -110,7 +114,7 @@ class Request:
 
 @dataclass(eq=False)
 class SequenceState:
-    """A request that waits or decodes. Its reader learns of progress through `events` alone."""
+    """A request that waits, decodes or has ended. Its reader gets text and end from `events`."""
 
     request: Request
     text_reader: TextReader | None = None
@@ -122,26 +126,27 @@ class SequenceState:
     finished: End | None = None
     events: queue.SimpleQueue[Piece | End] = field(default_factory=queue.SimpleQueue)
     ended: threading.Event = field(default_factory=threading.Event)
-    """Set after the last event, for readers that only wait for the end: waking them at every event
-    would slow decoding down."""
+    """Set after the last event. Readers that wait for the end alone are not woken by each event."""
     on_event: Callable[[], None] | None = None
     """Called after every event, from the thread that decodes."""
     ngram_index: NgramIndex | None = None
     queued: bool = True
+    """Whether it still waits for a slot."""
     admission_number: int = 0
     """1 for the first sequence that got a slot, 2 for the next, ..."""
     submitted: float = field(default_factory=time.perf_counter)
+    """`time.perf_counter` when it was made."""
     decoding_since: float | None = None
     """`time.perf_counter` at the start of its first pass."""
     engine_seconds_before: float = 0.0
-    """The seconds of all passes of the engine before the first pass of this sequence."""
+    """How long the backend had run passes and prefill before the first pass of this sequence."""
     lookahead_acceptance: ConditionalAcceptance | None = None
     """How often look-ahead drafts are accepted in this sequence; None until `auto` needs it."""
     ngram_acceptance: dict[int, ConditionalAcceptance] = field(default_factory=dict)
     """How often n-gram drafts are accepted in this sequence, by the length of the match."""
     processors: Processors | None = None
     processors_error: Exception | None = None
-    """The error of its processors, if they failed: the sequence ends after the pass."""
+    """The error of its processors, if they failed. The sequence then ends after the next pass."""
 
     def __post_init__(self) -> None:
         request = self.request
@@ -163,7 +168,7 @@ class SequenceState:
 
     @property
     def written(self) -> int:
-        """Tokens written so far."""
+        """How many tokens were written so far."""
         return len(self.tokens) - len(self.request.prompt_ids)
 
     def forced(self) -> tuple[int, ...]:
@@ -175,7 +180,7 @@ class SequenceState:
         return ()
 
     def list_size(self, drafts: int) -> int:
-        """The length of the processors' token lists with so many draft rows; 0 without any."""
+        """Return T of the processors for a window with so many drafts; 0 without processors."""
         if self.processors is None:
             return 0
         with self._keeping_errors():
@@ -183,8 +188,8 @@ class SequenceState:
         return self.processors.list_size(drafts)
 
     def processor_rows(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
-        """What the processors do in a pass with these `drafts` (V is no draft); None without any
-        or after an error. size: the length of their token lists."""
+        """Return what the processors do in a window with these drafts (the id V is no draft); None
+        without processors or after their error. size: T."""
         if self.processors is not None and self.processors_error is None:
             with self._keeping_errors():
                 return self.processors.rows(self.tokens, drafts, size)
@@ -192,19 +197,19 @@ class SequenceState:
 
     @contextmanager
     def _keeping_errors(self) -> Iterator[None]:
-        """Store an error of the processors, which must end this sequence alone, not the pass."""
+        """Keep a block's error in `processors_error`, so that it ends this sequence alone."""
         try:
             yield
         except PassError as error:
             self.processors_error = self.processors_error or error
 
     def leave_queue(self) -> None:
-        """Record how long the sequence waited until it got a slot, or ended without one."""
+        """Record how long the sequence waited until it got a slot, or ended without a slot."""
         if self.queued:
             self.queued, self.stats.queue_seconds = False, time.perf_counter() - self.submitted
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """Append the tokens of a pass, up to a stop or the limit, which ends the sequence."""
+        """Append the tokens of a pass up to a stop or the limit, which ends the sequence."""
         kept: list[Token] = []
         end: End | None = None
         for token in tokens:
@@ -229,7 +234,8 @@ class SequenceState:
             self.finish(end)
 
     def finish(self, end: End) -> None:
-        """End the sequence, after the text that was held back as a possible stop string."""
+        """End the sequence. First show the text that was held back as a possible stop string,
+        unless a stop string ends the sequence."""
         if self.finished is not None:
             return
         self.leave_queue()
@@ -248,15 +254,15 @@ class SequenceState:
 
 @dataclass
 class Slot:
-    """One row of the batch.
+    """A sequence's slot, or a free slot with what its last sequence left.
 
-    kept: the tokens of a free slot whose K/V are still in the cache. prompt, salt: those of its
-    present or last sequence; the cache begins with the K/V of that prompt. exact_prefix_len: how
+    kept: in a free slot, the tokens whose K/V are still in the cache. prompt, salt: those of the
+    present or last sequence; the cache begins with the K/V of this prompt. exact_prefix_len: how
     many of the first K/V entries are bit-identical to a prefill's; it may exceed `cached`.
-    num_drafts, source: how many drafts are in its window, and where they came from. staged: whether
-    its window is on the device. masked: whether passes change nothing in the slot. ngram: drafts
-    for the next pass from an n-gram match or a grammar. match_length: the
-    length of the match in tokens, or FORCED_MATCH.
+    num_drafts, source: how many drafts its window has, and what proposed them. staged: whether its
+    window is on the device. masked: whether the device leaves the slot out of passes. ngram: drafts
+    for the next pass, from an n-gram match or a grammar. match_length: tokens of the match, or
+    FORCED_MATCH.
     """
 
     number: int
@@ -280,16 +286,16 @@ class Slot:
 
     @property
     def held(self) -> Sequence[int]:
-        """The tokens whose K/V are in the cache."""
+        """The tokens in the slot whose K/V are in the cache."""
         return self.kept if self.sequence is None else self.sequence.tokens[: self.sequence.cached]
 
     @property
     def cached(self) -> int:
-        """How many tokens have K/V in the cache."""
+        """How many tokens `held` has."""
         return len(self.kept) if self.sequence is None else self.sequence.cached
 
     def propose(self, *, ngrams: bool) -> None:
-        """Set `ngram` and `match_length` for the next pass. ngrams: whether drafts are wanted."""
+        """Set `ngram` and `match_length` for the next pass. ngrams: whether it may have drafts."""
         self.ngram, self.match_length = (), 0
         if not ngrams or (sequence := self.sequence) is None:
             return
@@ -303,21 +309,23 @@ class Slot:
 
     @property
     def proposed_by(self) -> TokenSource:
-        """Where the drafts in `ngram` came from."""
+        """What proposed the drafts in `ngram`."""
         return "grammar" if self.match_length == FORCED_MATCH else "ngram"
 
 
 class NgramIndex:
     """Proposes n-gram drafts (prompt lookup): what followed the newest earlier occurrence of the
-    last tokens. For this it has every n-gram of a growing token sequence."""
+    last tokens. It indexes all n-grams of a growing sequence of tokens."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
-        self._following: dict[tuple[int, ...], int] = {}
-        # The index after the newest earlier occurrence of the last tokens; 0 for none.
+        self._following: dict[
+            tuple[int, ...], int
+        ] = {}  # by n-gram, the index after its newest place
+        # where the tokens begin that followed the match; 0 if there is none
         self._match = 0
         self.match_length = 0
-        """The length of the present match in tokens, 0 for none."""
+        """How many of the last tokens the match has; 0 if there is none."""
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -327,8 +335,7 @@ class NgramIndex:
             self._index_end()
 
     def _index_end(self) -> None:
-        """Index the n-grams that end the sequence, and look up where the longest of them ended
-        before."""
+        """Find an earlier occurrence of the last tokens, then index the n-grams that end here."""
         end = len(self._tokens)
         self._match = self.match_length = 0
         for size in range(min(MAX_GRAM_TOKENS, end), MIN_GRAM_TOKENS - 1, -1):
@@ -338,8 +345,8 @@ class NgramIndex:
             self._following[gram] = end
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """Return `count` tokens that followed the longest match; () without a match. If fewer
-        follow it, they are repeated, as in a text that loops."""
+        """Return the `count` tokens that followed the match; () without a match. If fewer follow
+        it, they are repeated, as in a text that loops."""
         if not self._match or count < 1:
             return ()
         period = len(self._tokens) - self._match

@@ -1,4 +1,4 @@
-"""Statistics of a generation, by the definitions of vLLM and AIPerf."""
+"""Statistics of a generation. Names and definitions are those of vLLM and AIPerf."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ STATISTICS = (
     *("acceptance_histogram", "acceptance_per_position", "queue_seconds", "prefill_seconds"),
     *("decode_seconds", "engine_seconds", "decode_tokens_per_second"),
 )
-"""The statistics in JSON, in this order."""
+"""The statistics that `Stats.as_dict` has, in this order."""
 
 
 @dataclass
 class Stats:
-    """Counts of one generation. passes: all of them. steps: those that verified drafts. lookahead:
-    the most drafts of a pass, n-gram drafts included."""
+    """Counts and times of one generation. passes: all passes over its sequence. steps: the passes
+    that verified drafts. lookahead: L, the most drafts of a pass, n-gram drafts included."""
 
     plan: str = "ar"
     lookahead: int = 0
@@ -31,19 +31,18 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     steps_by_accepted: Counter[int] = field(default_factory=Counter)
-    """Steps, by the drafts that they accepted."""
+    """How many steps accepted 0, 1, 2, ... drafts."""
     steps_by_drafted: Counter[int] = field(default_factory=Counter)
-    """Steps, by the drafts that they verified."""
+    """How many steps verified 1, 2, 3, ... drafts."""
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     engine_seconds: float = 0.0
-    """The part of `decode_seconds` in which the backend ran passes, prefill of other sequences
-    included."""
+    """The part of `decode_seconds` in which the backend ran passes, or others' prefill."""
 
     def record(self, drafted: int, count: int) -> None:
-        """Count a pass that verified `drafted` drafts (of a tree: its depth) and emitted `count`
-        tokens, those after a stop or the limit included."""
+        """Count a pass that verified `drafted` drafts (of a tree: that was so deep) and emitted
+        `count` tokens, including tokens after a stop or the limit, which are not written."""
         self.passes += 1
         self.emitted += count
         if drafted:
@@ -55,25 +54,22 @@ class Stats:
 
     @property
     def tau(self) -> float:
-        """Tokens emitted per pass, bonus tokens included. Passes that verify no drafts count,
-        too."""
+        """Tokens emitted per pass, bonus tokens included."""
         return self.emitted / self.passes if self.passes else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's
-        definition)."""
+        """Tokens emitted per step, the bonus token included: 1 + accepted / steps, as in vLLM."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted drafts / drafted tokens."""
+        """The share of drafts that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """[L]: the fraction of steps in which draft i was accepted, for i = 1..L (it never rises
-        with i)."""
+        """[L]: for i = 1 to L, the share of all steps in which draft i was accepted."""
         if not self.steps:
             return []
         steps = tuple(self.steps_by_accepted.items())
@@ -84,31 +80,29 @@ class Stats:
 
     @property
     def acceptance_of_tried(self) -> list[float | None]:
-        """[L]: the fraction of the steps that verified draft i in which it was accepted; None if no
-        step did."""
-        found: list[float | None] = []
+        """[L]: the share of the steps with a draft i in which it was accepted; None without any."""
+        shares: list[float | None] = []
         for i in range(self.lookahead):
             tried = sum(times for drafted, times in self.steps_by_drafted.items() if drafted > i)
             accepted = sum(times for count, times in self.steps_by_accepted.items() if count > i)
-            found.append(accepted / tried if tried else None)
-        return found
+            shares.append(accepted / tried if tried else None)
+        return shares
 
     @property
     def acceptance_histogram(self) -> list[int]:
-        """[L+1]: steps that accepted exactly 0..L drafts."""
+        """[L+1]: how many steps accepted exactly 0, 1, ..., L drafts; empty without steps."""
         return [self.steps_by_accepted[i] for i in range(self.lookahead + 1)] if self.steps else []
 
     @property
     def host_seconds(self) -> float:
-        """The part of `decode_seconds` between passes: scheduling, and finding text and stop
-        strings."""
+        """The part of `decode_seconds` between passes, mostly for scheduling and for text."""
         return self.decode_seconds - self.engine_seconds
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Generated tokens / seconds from the start of the first pass to the last token."""
+        """Generated tokens per second, from the start of the first pass to the last token."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Every statistic, for JSON."""
+        """Return every statistic by its name, for JSON."""
         return {name: getattr(self, name) for name in STATISTICS}

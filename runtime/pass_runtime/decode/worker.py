@@ -1,11 +1,11 @@
-"""The thread that decodes. It runs while there is work; callers wait for the events of their
+"""The thread that decodes. It runs while there is work, and callers wait for the events of their
 sequences.
 
-One thread owns runner and backend, so that an interrupt (Ctrl-C reaches the main thread) never
-stops a pass half-way.
+One thread owns runner and backend, so that an interrupt never stops a pass half-way: Ctrl-C reaches
+the main thread only.
 
-On engines that repeat passes as CUDA graphs, `capture_graphs` captures them before requests need
-them: the first run and the capture take far longer than a repetition.
+On engines that repeat passes as CUDA graphs, `capture_graphs` captures the usual passes before
+requests need them, because a first run and a capture take far longer than a repetition.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from pass_runtime.errors import PassError, check_process
 log = logging.getLogger("pass_runtime.backends")
 
 RUNS_UNTIL_CAPTURED = 2
-"""The runs after which an engine has captured a pass."""
+"""How often a pass runs until an engine has captured it."""
 
 
 def capture_graphs(
     runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]
 ) -> None:
-    """Run the passes of all MODES over `batch` slots, all masked, with a KV capacity of `capacity`
-    tokens, and prompt chunks in the slots that smaller batch sizes lack. Does nothing while a
-    sequence runs. Windows that do not fit after the tokens that free slots keep are left out."""
-    capabilities, before = runner.backend.capabilities, runner.backend.capacity
+    """Capture passes for later requests: run the passes of all MODES over `batch` masked slots,
+    with a KV capacity of `capacity` tokens, and prompt chunks in those slots that the next smaller
+    batch size does not have. Do nothing while a sequence runs. Windows that do not fit after the
+    tokens that free slots keep are left out."""
+    capabilities, capacity_before = runner.backend.capabilities, runner.backend.capacity
     kept = max(slot.cached for slot in runner.slots)
     if runner.busy or kept >= capacity:
         return
@@ -57,19 +58,18 @@ def capture_graphs(
             for width in capabilities.chunks(kept, capacity):
                 if kept + capabilities.padded_width(width) <= capacity:
                     runner.run_prefill(slot, width, RUNS_UNTIL_CAPTURED)
-    except (
-        PassError
-    ) as error:  # A request that needs such a pass will meet the error, and report it.
+    except PassError as error:
+        # A request that needs such a pass will meet the error again, and report it.
         log.warning(
             "passes over %d slots were not all captured, and may be slow or fail: %s", batch, error
         )
     finally:
-        if before and runner.backend.failure is None:
-            runner.resize(before)
+        if capacity_before and runner.backend.failure is None:
+            runner.resize(capacity_before)
 
 
 def plans_to_capture(runner: Runner) -> list[Plan]:
-    """The plans of MODES that the engines can run."""
+    """Return the plans of MODES that the backend can run."""
     lookahead = runner.backend.manifest.lookahead.length
     plans = {plan.name: plan for mode in MODES for plan in make_cycle(mode, lookahead).plans}
     return [plan for plan in plans.values() if runner.backend.capabilities.allows([plan])]
@@ -79,7 +79,8 @@ T = TypeVar("T")
 
 
 class Places:
-    """`count` places, held until their sequences begin, a `with` block ends or this is garbage."""
+    """Reserved places of the scheduler, one for each of `count` sequences. They are given back when
+    a `with` block of this object ends or the object is garbage; `submit` takes them over."""
 
     def __init__(self, count: int, release: Callable[[int], None]) -> None:
         self.count, self._release = count, release
@@ -97,11 +98,11 @@ class Places:
 
 
 class Worker:
-    """Runs a scheduler's steps. `submit`, `call` and `close` may be called from any thread."""
+    """Runs the steps of a scheduler in a thread. Any thread may call the public methods."""
 
     def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
         self._scheduler, self._backend = scheduler, backend
-        # reentrant: the garbage collector may end `Places` while it is held
+        # reentrant, as the garbage collector may give back `Places` in a thread that holds it
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -112,14 +113,14 @@ class Worker:
         _live_workers.add(self)
 
     def submit(self, sequences: Sequence[SequenceState], places: Places | None = None) -> None:
-        """Queue sequences, all or none. places: what `reserve` returned for them. Raises QueueFull
-        if more places are needed than are free, or PassError if the session is closed."""
+        """Queue all of `sequences`, or none. places: the result of `reserve` for them. Raises
+        QueueFull if more places are needed than are free, or PassError if the session is closed."""
         with self._while_open():
-            held = 0 if places is None else min(places.count, len(sequences))
-            if held < len(sequences):
-                self._scheduler.reserve(len(sequences) - held)
+            reserved = 0 if places is None else min(places.count, len(sequences))
+            if reserved < len(sequences):
+                self._scheduler.reserve(len(sequences) - reserved)
             if places is not None:
-                places.count -= held
+                places.count -= reserved
             self._scheduler.add(*sequences)
             try:
                 self._start()
@@ -129,18 +130,18 @@ class Worker:
                 raise
 
     def reserve(self, count: int, max_queue: int | None = None) -> Places:
-        """Hold places for `count` sequences. Raises as `submit` does."""
+        """Reserve places for `count` sequences. Raises as `submit` does."""
         with self._while_open():
             self._scheduler.reserve(count, max_queue)
         return Places(count, self._release)
 
     def _release(self, count: int) -> None:
-        if os.getpid() == self._process:  # in a fork, another thread's lock would never be released
+        if os.getpid() == self._process:  # In a fork, another thread may hold the lock for ever.
             with self._lock:
                 self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` between two steps, on the backend's thread; returns or raises its outcome."""
+        """Run `task` between two steps in the thread that decodes. Return its result or error."""
         future: Future[T] = Future()
         with self._while_open():
             self._tasks.append((task, future))
@@ -154,7 +155,7 @@ class Worker:
             return
         with self._lock:
             self.closed, thread = True, self._thread
-            # the garbage collector ran in the worker itself, within a pass
+            # The garbage collector closes the session within a pass: free the backend afterwards.
             if thread is threading.current_thread():
                 self._free_backend = release
                 return
@@ -165,7 +166,7 @@ class Worker:
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
-        """Hold the lock. Raises PassError if the session is closed."""
+        """Hold the lock during a block. Raises PassError if the session is closed."""
         check_process(self._process)
         with self._lock:
             if self.closed:
@@ -173,9 +174,9 @@ class Worker:
             yield
 
     def _start(self) -> None:
-        """Start the thread if there is none; the lock is held. If an interrupt (Ctrl-C) comes
-        before `self._thread` is set, the new thread ends at once, and the next request starts
-        another one."""
+        """Start the thread if there is none. The caller holds the lock. If an interrupt (Ctrl-C)
+        comes before `self._thread` is set, the new thread ends at once, and the next request starts
+        a thread."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
             thread.start()
@@ -188,7 +189,7 @@ class Worker:
         try:
             with self._backend.for_this_thread():
                 self._work()
-        except BaseException as error:  # a bug: readers must get it, or they would wait for ever
+        except BaseException as error:  # A bug: readers must get it, or they would wait for ever.
             self._close_with(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             raise
         finally:
@@ -196,7 +197,7 @@ class Worker:
                 self._free_backend()
 
     def _work(self) -> None:
-        while self._more():
+        while self._has_work():
             while self._tasks:
                 self._run_task(*self._tasks.popleft())
             if not self._scheduler.idle:
@@ -206,13 +207,14 @@ class Worker:
                 return
 
     def _close_with(self, failure: Exception) -> None:
+        """Close the session, and end all sequences and tasks with this error."""
         with self._lock:
             self._thread, self.closed = None, True
             self._failure = failure if isinstance(failure, PassError) else None
         self._end_all(End("error", error=failure), failure)
 
-    def _more(self) -> bool:
-        """Whether there is work. If not, the thread ends; the next request starts another."""
+    def _has_work(self) -> bool:
+        """Whether there is work. If not, the thread ends, and the next request starts another."""
         if self.closed:
             self._end_all(End("cancelled"), _closed())
         with self._lock:
@@ -242,20 +244,20 @@ _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close every worker before the process ends, which a running pass could crash."""
+    """Close every worker before the process ends: a pass that still runs then could crash it."""
     for worker in list(_live_workers):
         worker.close()
 
 
 def _forget_all() -> None:
-    """Keep a forked child from freeing engines. The child lacks the engines' threads, so
-    destructors would wait for them for ever, or abort. If the C library has on_exit, no destructor
-    runs at the child's end either."""
+    """Keep a forked child from freeing engines. A child does not have the engines' threads, so
+    destructors would wait for ever, or abort. With the C library's on_exit, no destructor runs at
+    the child's end either."""
     for worker in list(_live_workers):
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))
     libc = ctypes.CDLL(None)
-    # run after Python's own exit handlers, in reverse order
+    # These two run after Python's own exit handlers, the last one first.
     if _live_workers and hasattr(libc, "on_exit"):
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
