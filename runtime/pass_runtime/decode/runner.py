@@ -195,6 +195,7 @@ class Runner:
         # All results are computed before the state changes, in case one of them fails.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
+                        # The root and first choices write the same bits as a prefill.
             if slot.exact_prefix_len == result.sequence.cached:
                 slot.exact_prefix_len += 1 + result.accepted_first_choices
             result.sequence.cached += len(result.tokens)
@@ -238,7 +239,7 @@ class Runner:
             self._mask(slot)
 
     def compact(self) -> list[Slot]:
-        """Move sequences to lower slots if a smaller batch then covers all. Return their slots."""
+        """Move sequences to lower slots if a smaller batch then covers all. Return the slots."""
         batch_size = self.backend.capabilities.batch_size
         while active := self.decoding:
             source = active[-1]
