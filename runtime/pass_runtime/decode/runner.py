@@ -195,7 +195,7 @@ class Runner:
         # All results are computed before the state changes, in case one of them fails.
         results = [self._result(slot, emitted[slot.number], logprobs) for slot in active]
         for slot, result in zip(active, results, strict=True):
-                        # The root and first choices write the same bits as a prefill.
+            # The root and first choices write the same bits as a prefill.
             if slot.exact_prefix_len == result.sequence.cached:
                 slot.exact_prefix_len += 1 + result.accepted_first_choices
             result.sequence.cached += len(result.tokens)
