@@ -19,7 +19,7 @@ from pass_runtime.backends.ort.backend import (
     CAPACITY_STEP,
     FIRST_CAPACITY,
     doubling_capacities,
-    following_capacities,
+    stepped_capacities,
 )
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import SequenceState
@@ -59,13 +59,13 @@ def run(
 )
 def test_capacities_grow_up_to_the_models_own(maximum):
     """On a GPU they double. On a CPU at most an eighth is unused, in steps that round alike."""
-    doubling, following = doubling_capacities(maximum), following_capacities(maximum)
+    doubling, stepped = doubling_capacities(maximum), stepped_capacities(maximum)
     assert (doubling[0], doubling[-1]) == (min(FIRST_CAPACITY, maximum), maximum)
     for smaller, larger in itertools.pairwise(doubling):
         assert larger == 2 * smaller or (larger == maximum and smaller < larger < 2 * smaller)
-    assert (following[0], following[-1]) == (min(CAPACITY_STEP, maximum), maximum)
-    assert not any(size % CAPACITY_STEP for size in following[:-1])
-    for smaller, larger in itertools.pairwise(following):
+    assert (stepped[0], stepped[-1]) == (min(CAPACITY_STEP, maximum), maximum)
+    assert not any(size % CAPACITY_STEP for size in stepped[:-1])
+    for smaller, larger in itertools.pairwise(stepped):
         assert 0 < larger - smaller <= max(CAPACITY_STEP, smaller // 8)
 
 

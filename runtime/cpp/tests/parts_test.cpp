@@ -109,13 +109,13 @@ TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
 }
 
 TEST_CASE("capacities rise in steps", "[capabilities]") {
-    CHECK(following_capacities(256) == std::vector<std::int64_t>{64, 128, 192, 256});
-    CHECK(following_capacities(40) == std::vector<std::int64_t>{40});
-    const auto sizes = following_capacities(8192);
+    CHECK(stepped_capacities(256) == std::vector<std::int64_t>{64, 128, 192, 256});
+    CHECK(stepped_capacities(40) == std::vector<std::int64_t>{40});
+    const auto sizes = stepped_capacities(8192);
     CHECK(sizes[sizes.size() - 2] - sizes[sizes.size() - 3] == 768);
     CHECK(doubling_capacities(1000) == std::vector<std::int64_t>{256, 512, 1000});
     CHECK(batch_sizes_up_to(6) == std::vector<int>{1, 2, 4, 6});
-    const Capabilities offered{"cpu", 50, following_capacities(256), {1}, {1}};
+    const Capabilities offered{"cpu", 50, stepped_capacities(256), {1}, {1}};
     CHECK(offered.capacity(256) == 256);
     CHECK_THROWS_AS(offered.capacity(257), std::logic_error);
 }

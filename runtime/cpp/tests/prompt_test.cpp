@@ -18,7 +18,7 @@ TEST_CASE("prompts are read in the engine's chunk widths", "[prompt]") {
         return std::pair(result.tokens, result.width);
     };
     using Found = std::pair<std::int64_t, int>;
-    Capabilities sizes{"cpu", 50, following_capacities(256), {64, 16, 1}, {1}};
+    Capabilities sizes{"cpu", 50, stepped_capacities(256), {64, 16, 1}, {1}};
     CHECK(chunk(sizes, 0, 100) == Found(64, 64));
     CHECK(chunk(sizes, 64, 36) == Found(16, 16));
     CHECK(chunk(sizes, 0, 48) == Found(48, 64));  // three quarters

@@ -36,7 +36,7 @@ class RecitingBackend : public Backend {
         : Backend(manifest,
                   {"cpu",
                    vocab,
-                   following_capacities(manifest.model.max_capacity),
+                   stepped_capacities(manifest.model.max_capacity),
                    {64, 16, 1},
                    batch_sizes_up_to(slots)},
                   std::make_unique<HostMemory>(std::move(allocator))) {}

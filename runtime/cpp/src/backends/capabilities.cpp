@@ -70,7 +70,7 @@ std::vector<int> batch_sizes_up_to(int maximum) {
     return sizes;
 }
 
-std::vector<std::int64_t> following_capacities(std::int64_t maximum) {
+std::vector<std::int64_t> stepped_capacities(std::int64_t maximum) {
     constexpr std::int64_t capacity_step = 64;
     std::vector<std::int64_t> sizes;
     for (std::int64_t size = capacity_step; size < maximum;

@@ -80,7 +80,7 @@ std::vector<int> batch_sizes_up_to(int maximum);
 // cache entry, valid or not: multiples of 64 up to and including `maximum`, each at most an eighth
 // or 64 larger than the one before. With multiples of 64, sums over the entries round alike however
 // many entries are masked.
-std::vector<std::int64_t> following_capacities(std::int64_t maximum);
+std::vector<std::int64_t> stepped_capacities(std::int64_t maximum);
 // 256, 512, ... up to and including `maximum`: few, because each needs its own CUDA graphs.
 std::vector<std::int64_t> doubling_capacities(std::int64_t maximum);
 

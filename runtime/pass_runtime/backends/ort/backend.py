@@ -360,7 +360,7 @@ class OrtBackend(Backend):
             self.captures[file] = session.not_captured
 
 
-def following_capacities(maximum: int) -> tuple[int, ...]:
+def stepped_capacities(maximum: int) -> tuple[int, ...]:
     """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the
     size before.
 
@@ -380,6 +380,6 @@ def doubling_capacities(maximum: int) -> tuple[int, ...]:
 
 
 CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
-    "cpu": following_capacities,
+    "cpu": stepped_capacities,
     "cuda": doubling_capacities,
 }

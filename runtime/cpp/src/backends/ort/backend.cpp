@@ -41,7 +41,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     }
     const std::string& weights = manifest.model.weights;
     const auto capacities =
-        device.on_cpu() ? following_capacities(capacity) : doubling_capacities(capacity);
+        device.on_cpu() ? stepped_capacities(capacity) : doubling_capacities(capacity);
     Capabilities found{
         device.name,
         manifest.model.vocab_size,
