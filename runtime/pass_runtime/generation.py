@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from pass_runtime.decode.sequence import End, FinishReason, Piece, SequenceState, Token
 from pass_runtime.decode.stats import Stats
-from pass_runtime.errors import PassError, check_process
+from pass_runtime.errors import FORKED, PassError
 
 T = TypeVar("T")
 
@@ -91,7 +91,8 @@ class Stream(Generic[T]):
     def result(self, timeout: float | None = None) -> Self:
         """Wait for the end of the request, at most `timeout` seconds, read all pieces, and return
         this stream. Raises TimeoutError if the request still runs, and PassError if it failed."""
-        check_process(self._process)
+        if os.getpid() != self._process:
+            raise PassError(FORKED)
         try:
             self._sequence.ended.wait(timeout)
         finally:  # also after an interrupt, so that `text` has what was written until then
@@ -260,7 +261,8 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
     held: list[Stream[T]] = []
     try:
         for stream in streams:
-            check_process(stream._process)
+            if os.getpid() != stream._process:
+                raise PassError(FORKED)
             if not stream._reader_lock.acquire(blocking=False):
                 raise PassError(
                     "another thread or task is reading this generation; give every reader a "

@@ -32,6 +32,7 @@ from pass_runtime.resolver import Resolver
 from pass_runtime.text.chat_template import (
     ChatTemplate,
     Message,
+    SpecialTokens,
     load_chat_template,
     template_tokens,
 )
@@ -140,13 +141,18 @@ class Session:
         def render(template_inputs: Sequence[Any]) -> str:
             return _checked_text(template.render_at(time_shown, *template_inputs))
 
-        if allow_special_tokens:
-            return encode(self.tokenizer, render(inputs))
+        prompt = render(inputs)
+        if allow_special_tokens or not self._special_tokens.may_be_in(inputs):
+            return encode(self.tokenizer, prompt)
         return self._chat_encoder.encode(inputs, render)
 
     @cached_property
+    def _special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(self.tokenizer)
+
+    @cached_property
     def _chat_encoder(self) -> ChatEncoder:
-        return ChatEncoder(self.tokenizer)
+        return ChatEncoder(self.tokenizer, self._special_tokens)
 
     def generate(
         self, prompt: str | Sequence[int], options: GenerateOptions | None = None

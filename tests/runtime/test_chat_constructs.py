@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, trainers
 from transformers import PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.chat_template import ChatTemplate
+from pass_runtime.text.chat_template import ChatTemplate, SpecialTokens
 from pass_runtime.text.special import ChatEncoder
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -34,7 +34,11 @@ def trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 TOKENIZERS = {"byte-level": trained(byte_level()), "metaspace": trained(metaspace())}
-encoder = cache(ChatEncoder)
+
+
+@cache
+def encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    return ChatEncoder(tokenizer, SpecialTokens(tokenizer))
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)

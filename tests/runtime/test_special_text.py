@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
 from pass_runtime.session import load
-from pass_runtime.text.chat_template import ChatTemplate
+from pass_runtime.text.chat_template import ChatTemplate, SpecialTokens
 from pass_runtime.text.special import ChatEncoder
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_end|>>"]
@@ -86,7 +86,13 @@ KINDS = {
     "prepending": trained(prepending()),
     "stripping": trained(byte_level(), rstrip=True),
 }
-encoder = cache(ChatEncoder)
+
+
+@cache
+def encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    return ChatEncoder(tokenizer, SpecialTokens(tokenizer))
+
+
 chat_template = cache(ChatTemplate)
 harmless = st.text(
     st.one_of(st.sampled_from("<>|_/ims end\n \ue000\ue001é🦊"), st.characters(codec="utf-8")),

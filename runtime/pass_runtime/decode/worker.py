@@ -28,7 +28,7 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import End, SequenceState
-from pass_runtime.errors import PassError, check_process
+from pass_runtime.errors import FORKED, PassError
 
 log = logging.getLogger("pass_runtime.backends")
 
@@ -167,7 +167,8 @@ class Worker:
     @contextmanager
     def _while_open(self) -> Iterator[None]:
         """Hold the lock during a block. Raises PassError if the session is closed."""
-        check_process(self._process)
+        if os.getpid() != self._process:
+            raise PassError(FORKED)
         with self._lock:
             if self.closed:
                 raise _closed() if self._failure is None else PassError(str(self._failure))

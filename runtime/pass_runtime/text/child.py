@@ -33,7 +33,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from pass_runtime.errors import PassError, check_process
+from pass_runtime.errors import FORKED, PassError
 
 HEADER = struct.Struct(">Q")
 WALL_SECONDS_PER_CPU_SECOND = 20
@@ -89,7 +89,8 @@ class ChildPool:
         """The function's result. Raises ChildStopped if a limit is exceeded or the child ends;
         PassError if it raises one, if no child can be started, or in a fork of the pool's process;
         RuntimeError for its other errors."""
-        check_process(self._owner)
+        if os.getpid() != self._owner:
+            raise PassError(FORKED)
         child = self._free.get()
         try:
             if child is None or not child.alive:

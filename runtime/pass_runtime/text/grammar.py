@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pass_runtime.errors import PassError, check_process
+from pass_runtime.errors import FORKED, PassError
 from pass_runtime.text.child import ChildPool, ChildStopped, Limits
 from pass_runtime.text.compiler import Compiler, problem
 from pass_runtime.text.constraint import Constraint
@@ -216,7 +216,8 @@ class Grammars:
         TooManyConstraints if the queues are full, and PassError if the session is closed or belongs
         to another process.
         """
-        check_process(self._owner)
+        if os.getpid() != self._owner:
+            raise PassError(FORKED)
         if not self._end_tokens:
             raise PassError("the model has no token that ends a text, which a constraint needs")
         key = _key(constraint)
