@@ -1,9 +1,9 @@
 """pass-run batch: answers a .jsonl file of requests with a .jsonl file of results, and continues a
 run that was killed.
 
-Every result is on disk before the next one is written. It carries a fingerprint of its request, the
-flags and the bundle, so that a run never continues the results of other requests. --retry-failed
-appends the new results of failed lines, and the file is sorted when the run ends.
+Every result is on disk before the next one is written. Each carries a fingerprint of its request,
+the flags and the bundle, so that a run never continues the results of other requests. With
+--retry-failed the new results of failed lines are appended, and sorted in when the run ends.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pass_runtime.session import Session
 
 STDOUT = Path("-")
 RESULT_PREFIX = b'{"line": '
-"""How every line of a file of results begins."""
+"""The bytes with which every line of a file of results begins."""
 
 
 @dataclass
 class Tally:
-    """The numbers of results, of results that are errors, and of errors that are not the request's
-    fault, including the results of the run that is continued."""
+    """Counts the results of a run and of the earlier run that it continues. failed: results that
+    are errors. unexpected: errors that are not the request's fault."""
 
     results: int = 0
     failed: int = 0
@@ -77,37 +77,33 @@ def run_batch(
             for key, result in earlier.items()
             if not (retry_failed and "error" in result)
         }
-        todo = [key for key in lines if key not in kept]
+        keys_to_do = [key for key in lines if key not in kept]
         if earlier:
-            last_answered, last = (
-                max(lines[key].number for key in keys) for keys in (earlier, lines)
-            )
-            note = (
-                f", doing {len(earlier) - len(kept)} failed ones again"
-                if len(kept) < len(earlier)
-                else ""
-            )
+            last_answered = max(lines[key].number for key in earlier)
+            last = max(line.number for line in lines.values())
+            repeated = len(earlier) - len(kept)
+            note = f", doing {repeated} failed ones again" if repeated else ""
             click.echo(f"continuing after line {last_answered} of {last}{note}", err=True)
         for result in kept.values():
             tally.count(result)
+        new_results = results_of(open_session, [lines[key] for key in keys_to_do], defaults)
         console = Console(stderr=True)
-        keys = track(todo, "batch", console=console) if todo and console.is_terminal else todo
-        answers = results_of(open_session, [lines[key] for key in todo], defaults)
+        shows_progress = bool(keys_to_do) and console.is_terminal
+        keys = track(keys_to_do, "batch", console=console) if shows_progress else keys_to_do
         try:
-            for key, result in zip(keys, answers, strict=True):
+            for key, result in zip(keys, new_results, strict=True):
                 file.append(key, {"line": lines[key].number, "request": key, **result})
                 tally.count(result)
         finally:
             file.sort()
     note = f', {tally.failed} failed (see their "error")' if tally.failed else ""
-    click.echo(
-        f"{tally.results} results in {'standard output' if results == STDOUT else results}{note}",
-        err=True,
-    )
+    place = "standard output" if results == STDOUT else results
+    click.echo(f"{tally.results} results in {place}{note}", err=True)
     return tally
 
 
 def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:
+    """Return what identifies a request: a hash of everything on which its result depends."""
     parts = f"{model}\n{defaults}\n{line.number}\n{line.text}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
@@ -120,10 +116,10 @@ class ResultFile:
     """
 
     def __init__(self, path: Path, fingerprints: Collection[str]) -> None:
-        """fingerprints: of all requests, in their order."""
+        """fingerprints: of all requests, in the order of the requests."""
         self._path, self._fingerprints = path, fingerprints
-        # Offset and length of each request's newest result.
-        self._spans, self._end = dict[str, tuple[int, int]](), 0
+        self._spans = dict[str, tuple[int, int]]()  # offset and length of each newest result
+        self._end = 0  # the length of the file
         self.resumable = path != STDOUT and (path.is_file() or not path.exists())
         try:
             if path == STDOUT:
@@ -155,14 +151,14 @@ class ResultFile:
                 if line.endswith(b"\n"):
                     result = _parse(line)
                     key = str(result.get("request"))
-                    ours = key in self._fingerprints
+                    is_ours = key in self._fingerprints
                     earlier[key] = {
                         name: result[name] for name in ("error", "unexpected") if name in result
                     }
                     self._record(key, len(line))
                 else:
-                    ours = line.startswith(RESULT_PREFIX[: len(line)])
-                if not ours:
+                    is_ours = line.startswith(RESULT_PREFIX[: len(line)])
+                if not is_ours:
                     raise PassError(
                         f"{self._path} holds results of other requests or flags, or of another "
                         "bundle; remove it, or choose another name"
@@ -176,10 +172,10 @@ class ResultFile:
     def append(self, key: str, result: dict[str, Any]) -> None:
         """Append the result of a request. In a regular file it is on disk when this returns."""
         line = to_json(result).encode() + b"\n"
-        left = memoryview(line)
+        unwritten = memoryview(line)
         try:
-            while left:
-                left = left[os.write(self._fd, left) :]
+            while unwritten:
+                unwritten = unwritten[os.write(self._fd, unwritten) :]
             self._record(key, len(line))
             if self.resumable:
                 os.fsync(self._fd)
@@ -210,7 +206,8 @@ class ResultFile:
 def model_identity(bundle: Path, manifest: Manifest) -> str:
     """Return a hash of all parts of a bundle that decide what it writes: its files, the chat
     template, the special tokens and the acceptance rule."""
-    file, model = bundle / CHAT_TEMPLATE_FILES["default"], manifest.model  # lines have no tools
+    # Only the default template is ever used, since lines have no tools.
+    file, model = bundle / CHAT_TEMPLATE_FILES["default"], manifest.model
     template = read_text(file) if file.is_file() else ""
     tokens = (model.bos_token_id, model.eos_token_ids, model.special_tokens)
     parts = (manifest.content_hash, manifest.rule, *tokens, template)
@@ -218,6 +215,7 @@ def model_identity(bundle: Path, manifest: Manifest) -> str:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
+    """Return the JSON object in a line; {} if it has none."""
     try:
         result = json.loads(line)
     except ValueError:

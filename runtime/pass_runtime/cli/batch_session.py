@@ -19,7 +19,7 @@ MAX_FAILED_SESSIONS = 3
 
 
 class LineGeneration:
-    """The generation of one line. Any failure, even before it begins, becomes the line's result."""
+    """The generation for one line. Any failure, even to begin, becomes the line's result."""
 
     def __init__(self, session: Session, line: Line, defaults: GenerateOptions) -> None:
         self.session = session
@@ -40,13 +40,13 @@ class LineGeneration:
             self._generation = error
 
     def wait(self) -> dict[str, Any]:
-        """Wait for the result and return its fields, or only "error", and "unexpected" if the error
-        is not the request's fault. Both repeat "id"."""
+        """Wait for the result and return its fields. Those of a failure are "error", and
+        "unexpected" if it is not the request's fault. The line's "id" comes before them."""
         try:
             if isinstance(self._generation, Exception):
                 raise self._generation
             result = self._generation.result().as_dict()
-            to_json(result)  # fails if JSON cannot hold the result
+            to_json(result)  # fails here, and not later, if JSON cannot hold the result
         except PassError as error:
             result = {"error": _one_line(error)}
         except Exception as error:
@@ -57,11 +57,11 @@ class LineGeneration:
 def results_of(
     open_session: Callable[[], Session], lines: Sequence[Line], defaults: GenerateOptions
 ) -> Iterator[dict[str, Any]]:
-    """Yield the results of all lines, in order, each as soon as it is complete. Up to two lines per
-    slot are submitted.
+    """Yield the results of all lines, in order, each as soon as it is complete. Two lines per slot
+    are submitted ahead, so that no slot waits for a line.
 
-    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) all of
-    its sequences. Any of them may be the cause, so a line with an unexpected error is answered
+    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) ends all
+    its sequences. Any of them may be the cause. So a line with an unexpected error is answered
     again, alone, in a session that works. If it fails again, the line is the cause.
     """
     if not lines:
@@ -69,8 +69,8 @@ def results_of(
     session, failed_sessions = open_session(), 0
     waiting, submitted = iter(lines), deque[LineGeneration]()
     for line in lines:
-        free = 2 * session.backend.capabilities.slots - len(submitted)
-        submitted.extend(LineGeneration(session, each, defaults) for each in islice(waiting, free))
+        count = 2 * session.backend.capabilities.slots - len(submitted)
+        submitted.extend(LineGeneration(session, each, defaults) for each in islice(waiting, count))
         generation = submitted.popleft()
         result = generation.wait()
         if "unexpected" in result or ("error" in result and generation.session.closed):

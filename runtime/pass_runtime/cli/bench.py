@@ -1,4 +1,5 @@
-"""pass-run bench: compares plans on the same prompts, in turn, so that noise affects all plans."""
+"""pass-run bench: times plans against each other on the same prompts. The plans take turns, so that
+noise of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ DEFAULT_CONTENDERS: Mapping[str, Mapping[str, str]] = {
     "auto (lookahead)": {"plan": "auto", "draft": "lookahead"},
     "auto": {"plan": "auto"},
 }
-"""The plans that are compared by default: options of a request, by `contender_name`."""
+"""What is compared by default: options of a request, by the name in the tables."""
 MAX_LABEL_CHARS = 32
+"""The length at which the label of a prompt is cut off."""
 HTML_COLUMNS = 100
 """The width of the tables in an .html report."""
 T = TypeVar("T")
@@ -46,19 +48,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BenchOptions:
+    """What to compare. prompts, prompt_file: without either, FIRST_LOOK_PROMPTS. plans, drafts,
+    lookahead: values of these fields of GenerateOptions, of which all combinations are compared.
+    repeat: the number of rounds. batches: how many sequences to run together, for each if there are
+    several numbers. breakdown: whether to time single passes too."""
+
     sampling: SamplingParams
     prompts: tuple[str, ...] = ()
     prompt_file: Path | None = None
     max_new_tokens: int = 48
     plans: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()  # sources
-    lookahead: tuple[int, ...] = ()  # drafts per step
+    drafts: tuple[str, ...] = ()
+    lookahead: tuple[int, ...] = ()
     repeat: int = 3
-    batches: tuple[int, ...] = ()  # numbers of sequences to run together
+    batches: tuple[int, ...] = ()
     breakdown: bool = False
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
-        """Return the tokens of the prompts, by default those of FIRST_LOOK_PROMPTS, by a label."""
+        """Return the token ids of the prompts, by the labels that the prompts have in tables."""
         if self.prompts or self.prompt_file:
             texts = (*self.prompts, *(read_prompts(self.prompt_file) if self.prompt_file else ()))
             return {
@@ -76,8 +83,8 @@ def _label(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """The results for prompts that are submitted together. token_ids and stats: of each prompt.
-    seconds: the time from which the speed is computed."""
+    """What a plan did with prompts that were submitted together. token_ids, stats: of each prompt.
+    seconds: how long it took, as `Contender` counts the time."""
 
     token_ids: list[list[int]]
     stats: list[Stats]
@@ -94,9 +101,9 @@ def tokens_per_second(runs: Sequence[TimedRun]) -> float:
 
 @dataclass
 class Contender:
-    """A plan and its measurements. batch: how many prompts run together; None runs them one by
-    one and times decoding without prefill. rounds: the runs of each round, in the order of the
-    prompts."""
+    """A plan in the comparison, with its measurements. batch: how many prompts run together, in
+    which case the time includes prefill; None: prompts run one by one, and only decoding is timed.
+    rounds: the runs of each round, in the order of the prompts."""
 
     name: str
     options: GenerateOptions
@@ -117,32 +124,30 @@ class Contender:
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """The tokens that were generated for each prompt in the first round."""
+        """The token ids that were generated for each prompt in the first round."""
         return [ids for run in self.rounds[0] for ids in run.token_ids]
 
     def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
         """Return the plan's entry in the report. labels: of the prompts."""
-        rounds = [[stats for run in runs for stats in run.stats] for runs in self.rounds]
-        # By round, because `auto` may need other passes for the same text in each.
-        counts = [sum_stats(parts) for parts in rounds]
-        total = sum_stats(counts)
-        seconds = [sum(stats.decode_seconds for stats in parts) for parts in rounds]
-        host = [sum(stats.host_seconds for stats in parts) for parts in rounds]
+        stats_by_round = [[stats for run in runs for stats in run.stats] for runs in self.rounds]
+        # Passes are counted for each round, because `auto` may need other passes for the same text.
+        sums = [sum_stats(parts) for parts in stats_by_round]
+        total = sum_stats(sums)
+        decode = [sum(stats.decode_seconds for stats in parts) for parts in stats_by_round]
+        host = [sum(stats.host_seconds for stats in parts) for parts in stats_by_round]
 
-        def per_pass(spent: Sequence[float]) -> float:
-            return 1e3 * statistics.median(
-                s / count.passes for s, count in zip(spent, counts, strict=True)
-            )
+        def milliseconds_per_pass(seconds: Sequence[float]) -> float:
+            return 1e3 * statistics.median(s / r.passes for s, r in zip(seconds, sums, strict=True))
 
         entry: dict[str, Any] = {
             "plan": self.name,
             "batch": self.batch,
             **self._speed(baseline, slice(None)),
             "tokens_per_second_each": statistics.median(
-                count.generated_tokens / spent for count, spent in zip(counts, seconds, strict=True)
+                r.generated_tokens / s for s, r in zip(decode, sums, strict=True)
             ),
-            "milliseconds_per_pass": per_pass(seconds),
-            "host_milliseconds_per_pass": per_pass(host),
+            "milliseconds_per_pass": milliseconds_per_pass(decode),
+            "host_milliseconds_per_pass": milliseconds_per_pass(host),
             "tau": total.tau,
             "mean_acceptance_length": total.mean_acceptance_length,
             "draft_acceptance_rate": total.draft_acceptance_rate,
@@ -161,17 +166,15 @@ class Contender:
         return entry
 
     def _speed(self, baseline: Contender, part: slice) -> dict[str, float]:
-        """Return the speed in this part of the rounds, and its ratio to that of the baseline, as
-        medians over rounds."""
-        ours, theirs = (
-            [tokens_per_second(runs[part]) for runs in c.rounds] for c in (self, baseline)
-        )
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        return {"tokens_per_second": statistics.median(ours), "ratio": ratio}
+        """Return medians over rounds of speed and ratio. part: which runs of a round count."""
+        speeds = [tokens_per_second(runs[part]) for runs in self.rounds]
+        baseline_speeds = [tokens_per_second(runs[part]) for runs in baseline.rounds]
+        ratio = statistics.median(a / b for a, b in zip(speeds, baseline_speeds, strict=True))
+        return {"tokens_per_second": statistics.median(speeds), "ratio": ratio}
 
 
 def sum_stats(parts: Sequence[Stats]) -> Stats:
-    """Add up the counts of several generations with one plan."""
+    """Return the sums of the counts of several generations with one plan."""
     total = Stats(plan=parts[0].plan, lookahead=parts[0].lookahead)
     for stats in parts:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
@@ -185,15 +188,14 @@ def run_bench(
     session: Session, request: BenchOptions, save: SaveReport = lambda _report: None
 ) -> dict[str, Any]:
     """Time plans against each other and return the report, without the fields of `about`. Prompts
-    are repeated to fill the largest batch. save: called with the report so far after every round
-    but the last."""
+    are repeated to fill the largest batch. save: gets the report after each round but the last."""
     encoded = request.encoded(session)
-    count = max(len(encoded), *request.batches) if request.batches else len(encoded)
-    labels = list(itertools.islice(itertools.cycle(encoded), count))
+    prompt_count = max([len(encoded), *request.batches])
+    labels = list(itertools.islice(itertools.cycle(encoded), prompt_count))
     prompts = [encoded[label] for label in labels]
     contenders = _contenders(session, request)
     if any(contender.options.plan == "auto" for contender in contenders):
-        # Otherwise `auto` would time passes during a round.
+        # Without this, `auto` would time passes during a round.
         session.warm_up(contenders[0].options.sampling)
     breakdown = None
     if request.breakdown:
@@ -225,7 +227,7 @@ def run_bench(
         if breakdown:
             breakdown.time()
         if len(contenders[0].rounds) < request.repeat:
-            # The texts are compared at the end.
+            # The texts are not compared before the end.
             save(report({"near_ties": None, "differences": None}))
     return report(_compare(session, prompts, contenders))
 
@@ -233,8 +235,8 @@ def run_bench(
 def _calls(
     session: Session, contenders: Sequence[Contender], prompts: Sequence[list[int]]
 ) -> dict[tuple[str, int], Callable[[], TimedRun]]:
-    """Return the calls of a round, by a contender's name and the index of the first prompt. All
-    contenders run a prompt before any runs the next one."""
+    """Return the calls of a round, in order, by a contender's name and the index of the first
+    prompt that the call runs. All contenders run a prompt before any of them runs the next one."""
     calls: dict[tuple[str, int], Callable[[], TimedRun]] = {}
     for first in range(len(prompts)):
         for contender in contenders:
@@ -269,7 +271,7 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def _onnx_runtime() -> str:
-    """Return the packages of ONNX Runtime with their versions."""
+    """Return the installed packages of ONNX Runtime, with their versions."""
     packages = " and ".join(f"{name} {number}" for name, number in installed().items())
     return packages or "onnxruntime of no known package"
 
@@ -287,9 +289,9 @@ def is_html(output: Path) -> bool:
 def show_report(
     report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
-    """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if that
-    is its suffix. print_report: prints the tables to standard output, or to a second argument, a
-    console."""
+    """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if
+    `output` is an .html file. print_report: prints the tables to standard output, or to the console
+    that is its second argument."""
     write_json(report, output)
     if output is not None and is_html(output):
         console = Console(record=True, file=StringIO(), width=HTML_COLUMNS)
@@ -304,17 +306,17 @@ def show_report(
 def _compare(
     session: Session, prompts: list[list[int]], contenders: list[Contender]
 ) -> dict[str, list[str] | None]:
-    """Compare the tokens of all contenders with those of the first. A difference is listed in
-    `near_ties` if windows of different widths may round differently here, and that could have
-    swapped the tokens, else in `differences`."""
+    """Compare the tokens of all contenders with those of the first. A difference is one of
+    `near_ties` if windows of different widths may round differently on this engine, and rounding
+    could have swapped the tokens. All others are `differences`."""
     near_ties, differences = list[str](), list[str]()
     baseline, *others = contenders
     if session.manifest.rule == "rejection" and baseline.options.sampling.temperature > 0:
-        others = []  # By rejection, plans write different texts.
+        others = []  # By the rejection rule plans write different texts.
     for contender in others:
         texts = zip(prompts, contender.token_ids, baseline.token_ids, strict=True)
-        for prompt, ours, theirs in texts:
-            difference = first_difference(session, prompt, contender.options, theirs, ours)
+        for prompt, ids, baseline_ids in texts:
+            difference = first_difference(session, prompt, contender.options, baseline_ids, ids)
             if difference is not None:
                 allowed = difference.is_near_tie and not session.backend.capabilities.same_entries
                 (near_ties if allowed else differences).append(f"{contender.name}: {difference}")
@@ -322,20 +324,20 @@ def _compare(
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Return the requested combinations of plan, draft source and look-ahead, by default
-    DEFAULT_CONTENDERS."""
+    """Return a contender for each requested combination of plan, draft source and look-ahead, by
+    default DEFAULT_CONTENDERS. Combinations that mean the same plan are one contender."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.seeded()  # one seed, so that all plans write the same text
-    chosen: list[Mapping[str, Any]] = [
+    combinations: list[Mapping[str, Any]] = [
         {"plan": plan, "draft": None if plan == "ar" else draft, "lookahead": lookahead}
         for plan, draft, lookahead in itertools.product(
             request.plans or PLANS, request.drafts or (None,), lookaheads
         )
     ]
     if not (request.plans or request.drafts or request.lookahead):
-        chosen = [*DEFAULT_CONTENDERS.values()]
-    for batch, fields in itertools.product(request.batches or (None,), chosen):
+        combinations = [*DEFAULT_CONTENDERS.values()]
+    for batch, fields in itertools.product(request.batches or (None,), combinations):
         options = GenerateOptions(
             max_new_tokens=request.max_new_tokens, sampling=sampling, ignore_eos=True, **fields
         )
@@ -345,8 +347,7 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
 
 
 def contender_name(session: Session, options: GenerateOptions) -> str:
-    """Return the name of a plan with its drafts: `two-pass L=4`, `fused:4,2,1 +ngram`, `ngram
-    L=4`."""
+    """Return the name of a plan with its drafts, such as `two-pass L=4` or `fused:4,2,1 +ngram`."""
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
     resolved = session.resolve(options)
@@ -356,7 +357,8 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
 
 
 def parse_sizes(flag: str, unit: str, example: str, text: str | None) -> tuple[int, ...]:
-    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to (). flag, unit, example: for the error."""
+    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to (). Raises PassError, whose message names the
+    flag, the unit of the numbers and an example."""
     if text is None:
         return ()
     try:

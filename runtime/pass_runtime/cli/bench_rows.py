@@ -1,7 +1,7 @@
 """pass-run bench --rows and --breakdown: times the trunk and the tail of single passes.
 
---rows times passes by the rows of their windows. --breakdown times the passes of every plan and
-predicts its speed.
+--rows times windows of given numbers of rows. --breakdown times the passes of every plan that is
+compared, and predicts the plan's speed from them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SaveReport = Callable[[dict[str, Any]], None]
 
 
 class Breakdown:
-    """The times of trunk and tail in the passes of every plan.
+    """Times trunk and tail in the passes of every plan.
 
-    Plans that are `auto` or have n-gram drafts choose their passes while they decode, and have no
-    breakdown.
+    `auto` and plans with n-gram drafts have no breakdown, because they choose their passes while
+    they decode.
     """
 
     def __init__(
         self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]
     ) -> None:
-        """plans: by name, the options and how many sequences run together (None: one by one)."""
+        """plans: options by name, and how many sequences run together (None: one by one)."""
         self._session = session
         self._ar_passes = {name: self._ar_pass(*plan) for name, plan in plans.items()}
         self._cycles = {name: self._cycle(name, options) for name, (options, _) in plans.items()}
@@ -65,47 +65,43 @@ class Breakdown:
         return [replace(self._ar_passes[name], plan=plan) for plan in plans]
 
     def time(self) -> None:
-        """Time the passes of every plan, at the KV capacity that the last round left behind."""
+        """Time the passes of every plan, with the KV capacity to which the last round grew."""
         for kind, seconds in self._seconds.items():
             seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
 
     def as_dict(self, name: str, tau: float) -> dict[str, float | None]:
-        """Return the fields of a plan in the report: trunk and tail are means over its passes; the
-        prediction is the speed of a sequence if a pass took only trunk and tail; cost is their sum
-        relative to that of an `ar` pass."""
-        fields = (
+        """Return the fields of a plan in the report, which are None without a breakdown. Trunk and
+        tail are means over the plan's passes. The prediction is the speed of one sequence if a pass
+        took trunk and tail alone, and cost is the sum of both relative to that of an `ar` pass."""
+        names = (
             "trunk_milliseconds",
             "tail_milliseconds",
             "predicted_tokens_per_second_each",
             "cost",
         )
         if not (kinds := self._cycles[name]):
-            return dict.fromkeys(fields)
-        trunk, tail = (
-            statistics.mean(self._median(kind)[part] for kind in kinds) for part in (0, 1)
-        )
+            return dict.fromkeys(names)
+        times = [self._median(kind) for kind in kinds]
+        trunk, tail = (statistics.mean(seconds) for seconds in zip(*times, strict=True))
         ar = sum(self._median(self._ar_passes[name]))
-        return dict(
-            zip(
-                fields,
-                (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / ar),
-                strict=True,
-            )
-        )
+        values = (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / ar)
+        return dict(zip(names, values, strict=True))
 
     def _median(self, kind: PassKind) -> tuple[float, float]:
+        """Return the median seconds of trunk and tail over rounds."""
         trunk, tail = (statistics.median(part) for part in zip(*self._seconds[kind], strict=True))
         return trunk, tail
 
 
 MAX_LISTED_ROW_COUNTS = 8
-"""An error lists this many row counts one by one."""
+"""The most row counts that an error lists one by one."""
 
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """rows: window widths. batches: numbers of slots per pass. cached: tokens in the KV cache of
-    each slot. whole_cache: use the largest KV capacity, not the smallest that is enough."""
+    """Which passes to time. rows: the rows of the windows. batches: the slots in a pass. All
+    combinations of both are timed. cached: the tokens in the KV cache of each slot. whole_cache:
+    whether to use the largest KV capacity, and not the smallest that is enough."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
@@ -122,11 +118,11 @@ def measure_rows(
     save: SaveReport = lambda _report: None,
 ) -> dict[str, Any]:
     """Time passes and return the report. In each round every kind of pass is run several times in
-    succession; times are medians over rounds of the medians in a round.
+    succession. A time is the median over rounds of the medians in each round.
 
-    The slots hold `prompts`, repeated if necessary. Every ratio is to the pass with one row over
-    the same number of slots, which is always measured. save: called with the report so far after
-    every round but the last.
+    The slots hold the tokens of `prompts`, repeated if necessary. Every ratio is to a pass with one
+    row over the same number of slots, which is always timed. save: called after every round but the
+    last, with the report so far.
     """
     requested = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
     plans = list(dict.fromkeys([ar_plan(), *requested]))
@@ -150,7 +146,7 @@ def measure_rows(
 
 
 def _has_tail(plan: Plan) -> bool:
-    """Whether the plan samples tokens: a chunk of a prompt does not."""
+    """Return whether passes of a plan have a tail: those that read part of a prompt have none."""
     return plan != prefill_plan(plan.width)
 
 
@@ -184,30 +180,30 @@ def _report(
 
 
 def windows(rows: int, lookahead: int) -> list[Plan]:
-    """Return the windows of `rows` rows to measure. For 1 row: `ar`. For up to `lookahead` + 1: one
-    without look-ahead rows, one in which `two-pass` makes drafts, and, if there is one, that of
-    `fused` with the fewest drafts. For more: a chunk of a prompt and that of `fused`, or none if
-    `fused` has none."""
+    """Return the windows of `rows` rows that are worth timing. lookahead: L of the bundle.
+
+    For 1 row that is `ar`. For up to L + 1 rows: drafts without look-ahead rows, look-ahead rows
+    without drafts (the two windows of `two-pass`), and the `fused` window with the fewest drafts if
+    there is one. For more rows: a chunk of a prompt and this `fused` window, or nothing without it.
+    """
     if rows == 1:
         return [ar_plan()]
-    found = (
-        [verify_plan(rows - 1), draft_plan(rows - 1)]
-        if rows - 1 <= lookahead
-        else [prefill_plan(rows)]
-    )
+    is_short = rows - 1 <= lookahead
+    others = [verify_plan(rows - 1), draft_plan(rows - 1)] if is_short else [prefill_plan(rows)]
     for drafts in range(1, lookahead + 1):
-        left = rows - 1 - drafts
-        if 1 <= left <= drafts * (drafts + 1):
-            least, more = divmod(left, drafts + 1)
-            return [*found, fused_plan([least + (group < more) for group in range(drafts + 1)])]
-    return found if rows - 1 <= lookahead else []
+        lookahead_rows = rows - 1 - drafts  # to be spread over drafts + 1 groups
+        if 1 <= lookahead_rows <= drafts * (drafts + 1):
+            size, larger = divmod(lookahead_rows, drafts + 1)
+            return [*others, fused_plan([size + (group < larger) for group in range(drafts + 1)])]
+    return others if is_short else []
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
-    """Return the `windows` that the session's engine can run. Raises PassError without any."""
+    """Return the `windows` that the session's engine can run. Raises PassError if it can run
+    none."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
-    found = _allowed(rows, lookahead, capabilities)
-    if not found:
+    plans = _allowed(rows, lookahead, capabilities)
+    if not plans:
         widest = 1 + lookahead * (lookahead + 2)
         possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
         counts = (
@@ -218,7 +214,7 @@ def allowed_windows(rows: int, session: Session) -> list[Plan]:
         raise PassError(
             f"--rows {rows}: no window has so many rows; choose from {counts} for this bundle"
         )
-    return found
+    return plans
 
 
 def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan]:
@@ -228,8 +224,9 @@ def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan
 def filled_slots(
     session: Session, request: RowsOptions, tokens: Sequence[int], widest: int
 ) -> Runner:
-    """Return a runner whose slots have `cached` tokens each. While it is used, the session must
-    have no requests."""
+    """Return a runner each of whose slots has the first `cached` of `tokens` in its KV cache,
+    repeated if they are too few. While the runner is used, the session must have no requests.
+    widest: the rows of the widest window, for which the cache needs room."""
     runner, capabilities = Runner(session.backend), session.backend.capabilities
     columns = request.cached + max(widest, capabilities.least_width)
     if columns > capabilities.max_capacity:

@@ -1,4 +1,5 @@
-"""pass-run chat: reads lines and answers them. A line that fails does not end the loop.
+"""pass-run chat: reads messages and commands line by line, and answers them. A line that fails does
+not end the chat.
 
 Lines are typed in a terminal, with editing and history, or read from a pipe or a file. If the
 conversation outgrows the model's context, its oldest exchanges are dropped.
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from prompt_toolkit import Application
 
 Reader = Callable[[], str | None]
-"""Returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt). Raises PassError if
-the line is not UTF-8."""
+"""A function that returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt). It
+raises PassError if the line is not UTF-8."""
 
 
 def open_reader() -> Reader:
@@ -55,7 +56,7 @@ def _terminal_reader() -> Reader:
                 return session.prompt("> ")
         except Terminated:
             raise
-        except (EOFError, KeyboardInterrupt):  # At Ctrl-C prompt_toolkit raises the plain one.
+        except (EOFError, KeyboardInterrupt):  # At Ctrl-C prompt_toolkit raises no `Interrupted`.
             return None
 
     return read
@@ -63,11 +64,11 @@ def _terminal_reader() -> Reader:
 
 @contextmanager
 def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
-    """At SIGTERM, make `app` end with `Terminated`. An exception from the signal handler itself
-    would be reported by the event loop as a failed callback."""
+    """Within this context, end `app` with `Terminated` at SIGTERM. If the signal handler itself
+    raised an exception, the app's event loop would report a failed callback."""
 
     def end() -> None:
-        with suppress(Exception):  # the app has ended already
+        with suppress(Exception):  # raised if the app has ended already
             app.exit(exception=Terminated())
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -104,14 +105,14 @@ SAVED_MESSAGES = TypeAdapter(list[TextMessage])
 
 @dataclass
 class Conversation:
-    """system: the system message, which comes first and is never dropped. history: all other
-    messages, oldest first."""
+    """The messages so far. system: the system message, which comes first and is never dropped.
+    history: all other messages, oldest first."""
 
     system: str | None = None
     history: list[Message] = field(default_factory=list)
 
     def messages(self, user: str | None = None) -> list[Message]:
-        """Return all messages, and `user` as a further message of the user."""
+        """Return all messages. user: the text of a further message, by the user."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
         ending = [{"role": "user", "content": user}] if user is not None else []
         return [*opening, *self.history, *ending]
@@ -157,12 +158,12 @@ def fit(
     conversation: Conversation, user: str, session: Session, answer_tokens: int, *, drop: bool
 ) -> tuple[list[int], int]:
     """Return the token ids of the conversation with the message `user`, and how many of the oldest
-    exchanges were dropped from `conversation` for it.
+    exchanges were dropped from `conversation` to make room.
 
-    The prompt leaves `answer_tokens` of the context free, at most half of it. If the message alone
-    is longer than that allows, it may use the whole context. Raises PassError, and drops nothing,
-    if the conversation does not fit and `drop` is off, if the message alone is longer than the
-    context, or if the chat template refuses.
+    The prompt leaves `answer_tokens` of the context free, but no more than half of the context. A
+    message that is longer than that by itself may use the whole context. Raises PassError, and
+    drops nothing, if exchanges would have to be dropped and `drop` is off, if the message alone is
+    longer than the context, or if the chat template refuses the messages.
     """
     context = session.backend.capabilities.max_capacity
     answer_tokens = min(answer_tokens, context // 2)
@@ -198,7 +199,7 @@ Ctrl-C        stop an answer; at the prompt, end"""
 
 @dataclass
 class ChatLoop:
-    """Reads messages and commands, and answers them. drop: as for `fit`."""
+    """Answers messages and commands. drop: whether to drop old exchanges, as for `fit`."""
 
     session: Session
     options: GenerateOptions
@@ -265,8 +266,8 @@ class ChatLoop:
                 self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop
             )
             if dropped:
-                what = "exchange" if dropped == 1 else f"{dropped} exchanges"
-                click.echo(f"the context is full: dropped the oldest {what}", err=True)
+                exchanges = "exchange" if dropped == 1 else f"{dropped} exchanges"
+                click.echo(f"the context is full: dropped the oldest {exchanges}", err=True)
             generation = self.session.generate(ids, self.options)
             print_pieces(generation, show_drafts=self.show_drafts)
         except Interrupted:

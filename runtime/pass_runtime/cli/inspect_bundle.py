@@ -1,4 +1,4 @@
-"""pass-run inspect: shows a bundle's manifest, and which passes a device captures."""
+"""pass-run inspect: shows what a bundle holds, and which passes a GPU captures as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run_inspect(
     device: str | None = None,
     max_batch_size: int | None = 1,
 ) -> None:
-    """Print the manifest as tables or JSON. verify: first check every file's hash, and raise
-    PassError if one differs. device: print which passes this device captures as CUDA graphs,
-    instead of the tables or as further fields of the JSON."""
+    """Print the contents of the manifest as tables or JSON. verify: whether to check the hash of
+    every file first, with a PassError if one differs. device: a GPU on which to run all passes;
+    what it captures is printed in place of the tables, or in further fields of the JSON."""
     with importing():
         from pass_runtime.backends.ort.kernels import find_kernels
     manifest = read_manifest(bundle)
@@ -47,16 +47,15 @@ def run_inspect(
         for engines in manifest.engines:
             verify_engines(bundle, engines, hashes=True)
     kernels = find_kernels(manifest)
-    found = describe(bundle, manifest) | {"verified": verify, "cpu": kernels._asdict()}
+    contents = describe(bundle, manifest) | {"verified": verify, "cpu": kernels._asdict()}
     name, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
     if as_json:
-        click.echo(
-            to_json(found | ({"device": name, "captures": captures} if device else {}), indent=2)
-        )
+        device_fields = {"device": name, "captures": captures} if device else {}
+        click.echo(to_json(contents | device_fields, indent=2))
     elif device:
         print_captures(name, captures)
     else:
-        print_tables(found, str(kernels))
+        print_tables(contents, str(kernels))
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
@@ -72,8 +71,8 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
         "rule": manifest.rule,
         "noise": manifest.noise.model_dump(mode="json"),
         "plans": [
-            _plan(layout, listed)
-            for layout, listed in zip(manifest.layouts, manifest.plans, strict=True)
+            _plan(plan, listed)
+            for plan, listed in zip(manifest.layouts, manifest.plans, strict=True)
         ],
         "files": {
             name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())
@@ -97,8 +96,7 @@ def _plan(plan: Plan, listed: PlanInfo) -> dict[str, Any]:
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """Return a set of engines for JSON. `current`: whether it was built from the bundle's present
-    files."""
+    """Return a set of engines for JSON: `current` if built from the bundle's present files."""
     return engines.model_dump(mode="json", exclude={"bundle", "engines"}) | {
         "current": engines.bundle == manifest.content_hash,
         "files": {
@@ -109,21 +107,21 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def print_tables(found: dict[str, Any], cpu: str) -> None:
-    """Print everything except the hashes as tables. cpu: what this machine's CPU kernels
-    compute."""
+def print_tables(contents: dict[str, Any], cpu: str) -> None:
+    """Print the contents, except the hashes, as tables. cpu: the kinds of numbers that ONNX
+    Runtime's kernels compute with on this CPU."""
     console = OutputConsole(highlight=False)
-    table = Table(title=escape(found["bundle"]), title_justify="left", show_header=False)
+    table = Table(title=escape(contents["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in (*_rows(found), ("this CPU", cpu)):
+    for name, value in (*_rows(contents), ("this CPU", cpu)):
         table.add_row(name, escape(value))
     console.print(table)
-    samplers = sorted({sampler for plan in found["plans"] for sampler in plan["samplers"]})
+    samplers = sorted({sampler for plan in contents["plans"] for sampler in plan["samplers"]})
     plans = Table(title=f"plans, with samplers {_listed(samplers)}", title_justify="left")
     for heading in ("plan", "rows", "drafts", "groups", "next"):
         plans.add_column(heading, justify="right" if heading in ("rows", "drafts") else "left")
-    for plan in found["plans"]:
+    for plan in contents["plans"]:
         plans.add_row(
             plan["name"],
             str(plan["rows"]),
@@ -134,12 +132,12 @@ def print_tables(found: dict[str, Any], cpu: str) -> None:
     show_table(console, plans)
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    model, lookahead = found["model"], found["lookahead"]
-    tails = [info["bytes"] for name, info in found["files"].items() if name.startswith("tail.")]
-    others = {
-        name: info["bytes"] for name, info in found["files"].items() if not name.startswith("tail.")
-    }
+def _rows(contents: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the first table: (heading, value)."""
+    model, lookahead = contents["model"], contents["lookahead"]
+    sizes = {name: info["bytes"] for name, info in contents["files"].items()}
+    tails = [size for name, size in sizes.items() if name.startswith("tail.")]
+    others = {name: size for name, size in sizes.items() if not name.startswith("tail.")}
     rank = lookahead["adapter_rank"]
     return [
         ("model", f"{model['name']} ({model['family']})"),
@@ -174,17 +172,17 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("draft head", _head(lookahead["head"])),
         ("acceptance by position", _rates(lookahead["acceptance_per_position"])),
         ("  temperature 0.8", _rates(lookahead["acceptance_per_position_sampled"])),
-        ("rule", found["rule"]),
+        ("rule", contents["rule"]),
         (
             "files",
-            f"{len(found['files'])}, {_size(found['bytes'])}"
-            + (", all verified" if found["verified"] else ""),
+            f"{len(sizes)}, {_size(contents['bytes'])}"
+            + (", all verified" if contents["verified"] else ""),
         ),
         *((f"  {name}", _size(size)) for name, size in others.items()),
         ("  tails", f"{len(tails)} files, {_size(sum(tails))}"),
-        *(("engines", _engine_row(engines)) for engines in found["engines"] or [None]),
-        ("made with", _listed([f"{name} {version}" for name, version in found["tools"].items()])),
-        ("format", f"version {found['version']}, noise {found['noise']['scheme']}"),
+        *(("engines", _engine_row(engines)) for engines in contents["engines"] or [None]),
+        ("made with", _listed([" ".join(tool) for tool in contents["tools"].items()])),
+        ("format", f"version {contents['version']}, noise {contents['noise']['scheme']}"),
     ]
 
 
@@ -192,30 +190,31 @@ def _rates(rates: list[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates) or "not measured"
 
 
-def _head(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _head(head: dict[str, Any] | None) -> str:
+    if head is None:
         return "none"
-    candidates = f"candidates from the {found['blocks']} likeliest blocks of {BLOCK_SIZE} token ids"
-    return f"rank {found['rank']}, state width {found['width']}, {candidates}"
+    candidates = f"drafts from the {head['blocks']} likeliest blocks of {BLOCK_SIZE} token ids"
+    return f"rank {head['rank']}, state width {head['width']}, {candidates}"
 
 
-def _quantization(found: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if found is None:
+def _quantization(quantization: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the rows about quantization: the scheme of most layers, then the exceptions."""
+    if quantization is None:
         return []
-    lm_head = "none" if found["lm_head"] is None else _scheme(found["lm_head"])
-    rows = [("  weights", f"{_scheme(found['grid'])}; LM head {lm_head}")]
-    if found["activations"] != "full":
-        rows.append(("  activations", f"int8, static, calibrated on {found['calibration']}"))
-        schemes = sorted(
-            {_scheme(found["layers"].get(layer, found["grid"])) for layer in found["weight_only"]}
-        )
+    lm_head, exceptions = quantization["lm_head"], quantization["layers"]
+    default, weight_only = quantization["grid"], quantization["weight_only"]
+    head = "none" if lm_head is None else _scheme(lm_head)
+    rows = [("  weights", f"{_scheme(default)}; LM head {head}")]
+    if quantization["activations"] != "full":
+        rows.append(("  activations", f"int8, static, calibrated on {quantization['calibration']}"))
+        schemes = sorted({_scheme(exceptions.get(layer, default)) for layer in weight_only})
         suffix = f": {_listed(schemes)}" if schemes else ""
-        rows.append(("  weight-only", _listed(found["weight_only"]) + suffix))
-    others: dict[str, list[str]] = {}
-    for layer, scheme in found["layers"].items():
-        if layer not in found["weight_only"]:  # those are listed above
-            others.setdefault(_scheme(scheme), []).append(layer)
-    rows += [(f"  {scheme}", _listed(layers)) for scheme, layers in others.items()]
+        rows.append(("  weight-only", _listed(weight_only) + suffix))
+    by_scheme: dict[str, list[str]] = {}
+    for layer, scheme in exceptions.items():
+        if layer not in weight_only:  # those are listed above
+            by_scheme.setdefault(_scheme(scheme), []).append(layer)
+    rows += [(f"  {scheme}", _listed(layers)) for scheme, layers in by_scheme.items()]
     return rows
 
 
@@ -244,7 +243,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _size(count: int) -> str:
-    """1234567 -> 1.2 MB"""
+    """Return a number of bytes as text: 1234567 as `1.2 MB`."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -252,15 +251,15 @@ def _size(count: int) -> str:
 
 
 SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0), SamplingParams(1.0, 50, 0.9))
-"""Parameters for each sampler: greedy, sample, truncated."""
+"""Parameters that choose each of the samplers in turn: greedy, sample, truncated."""
 
 
 def find_captures(
     bundle: Path, device: str, max_batch_size: int | None
 ) -> tuple[str, Mapping[str, str | None]]:
-    """Run the passes of all plans and samplers on a device. Return the device, and a map from the
-    name of each graph or pass to None if it was captured as a CUDA graph, or else to the reason why
-    not. Raises PassError if the device has no CUDA graphs."""
+    """Run the passes of all plans and samplers on a device. Return the device's name, and a map
+    from the name of each graph or pass to None if it was captured as a CUDA graph, or else to the
+    reason why it was not. Raises PassError if the device has no CUDA graphs."""
     with importing():
         from pass_runtime.decode.worker import capture_graphs
         from pass_runtime.session import load

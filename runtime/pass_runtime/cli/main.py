@@ -1,4 +1,5 @@
-"""pass-run: generate | chat | batch | serve | bench | inspect."""
+"""pass-run: the commands generate, chat, batch, serve, bench and inspect. Each reads its flags
+here, and imports the module that does the work only when it runs."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS, LoadOptions
 
 OTHER_COMMANDS = {"serve": "pass_server.command:serve"}
-"""Commands of packages above this one, imported when they are used or listed. The extra of the same
-name brings the packages that a command needs."""
+"""Commands of packages that build on this one, imported when they are used or listed. The packages
+that such a command needs come with the extra of its name."""
 
 
 class _Commands(OneLineGroup):
+    """The commands below and OTHER_COMMANDS."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *OTHER_COMMANDS])
 

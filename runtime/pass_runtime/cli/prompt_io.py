@@ -1,8 +1,5 @@
-"""Reads prompts from flags, files and standard input (the path `-`), and prints generations.
-
-Text is printed as it is generated, then a line of statistics. --show-drafts colours tokens by their
-source.
-"""
+"""Reads prompts from flags, files and standard input (the path `-`), and prints generations: the
+text while it is generated, with --show-drafts in colours, then a line of statistics."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the "prompt" of every line of a .jsonl file. Raises PassError that names the first
-    line without one."""
+    """Return the "prompt" of every line of a .jsonl file. Raises PassError if a line has none."""
     prompts = []
     for line in read_lines(path):
         try:
@@ -45,8 +41,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
-    """Return the prompt from -p, --prompt-file or standard input, without a line feed at the end of
-    the file."""
+    """Return the prompt: of -p as it is, of a file or standard input without its last line feed."""
     if prompt is not None and file is not None:
         raise PassError("give the prompt with -p or with --prompt-file, not both")
     if prompt is not None:
@@ -62,7 +57,7 @@ def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = F
 
 
 def _read(path: Path, what: str) -> str:
-    """Read UTF-8 text without a byte order mark. Line ends stay as they are. what: for errors."""
+    """Read UTF-8 text with its line ends, without a byte order mark. what: its name in messages."""
     name = "standard input" if path == STDIN else str(path)
     try:
         return (_standard_input(what) if path == STDIN else path.read_bytes()).decode("utf-8-sig")
@@ -95,8 +90,8 @@ SOURCE_LABELS: Mapping[TokenSource, str] = {
 
 
 def coloured(piece: Piece) -> str:
-    """Return the text of a piece, every token in the colour of its source. `click.echo` removes
-    colours if standard output is no terminal."""
+    """Return the text of a piece, with each token in the colour of its source. `click.echo` removes
+    the colours if standard output is no terminal."""
     parts = [
         click.style(token.text, fg=COLOURS[token.source]) if token.text else ""
         for token in piece.tokens
@@ -107,12 +102,12 @@ def coloured(piece: Piece) -> str:
 def legend(tokens: Sequence[Token]) -> str:
     """Return how many tokens came from each source, in its colour."""
     counts = Counter(token.source for token in tokens)
-    found = [
-        (source, f"{counts[source]} {label}")
+    entries = [
+        click.style(f"{counts[source]} {label}", fg=COLOURS[source])
         for source, label in SOURCE_LABELS.items()
         if counts[source]
     ]
-    return ", ".join(click.style(text, fg=COLOURS[source]) for source, text in found) or "no tokens"
+    return ", ".join(entries) or "no tokens"
 
 
 def print_pieces(pieces: Iterable[Piece], *, show_drafts: bool) -> None:
@@ -150,8 +145,7 @@ def summary(generation: Generation) -> str:
 
 
 def print_summary(generation: Generation, *, show_drafts: bool) -> None:
-    """Print the legend on stderr if `show_drafts` is set, and the summary if stderr is a
-    terminal."""
+    """Print on stderr the legend if `show_drafts` is set, and the summary if it is a terminal."""
     if show_drafts:
         click.echo(f"[{legend(generation.tokens)}]", err=True)
     if sys.stderr is not None and sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""The lines of pass-run batch: the fields of a request, and what is wrong with a line."""
+"""Reads the lines of pass-run batch: the schema of a request, and errors that name its fields."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ JSON_TYPES: dict[str, Any] = {
     "ids": list[int],
     "biases": dict[str, float],
 }
-"""The type of a field's value in a line, by `RequestField.kind`."""
-_OPTIONAL: dict[str, Any] = {
+"""The JSON type of a field's value, by its `kind`."""
+_FIELDS: dict[str, Any] = {
     field.name: (JSON_TYPES[field.kind] | None, None) for field in REQUEST_FIELDS
 }
 _Options: type[BaseModel] = create_model(
-    "_Options", __config__=ConfigDict(extra="forbid", strict=True), **_OPTIONAL
+    "_Options", __config__=ConfigDict(extra="forbid", strict=True), **_FIELDS
 )
 
 
 class BatchRequest(_Options):  # type: ignore[misc, valid-type]
-    """A request: a prompt or messages. `id` is repeated in the result. Every other field is one of
-    GenerateOptions, SamplingParams or Constraint, and overrides the flag unless it is null."""
+    """The request of a line, with a prompt or messages. `id` is repeated in the result. The others
+    are fields of GenerateOptions, SamplingParams and Constraint, and override the flags if set."""
 
     id: Any = None
     prompt: str | None = None
@@ -45,15 +45,16 @@ class BatchRequest(_Options):  # type: ignore[misc, valid-type]
     grammar: str | None = None
 
     def options(self, defaults: GenerateOptions, number: int) -> GenerateOptions:
-        """Return the options of the request in line `number`. defaults: the values of the flags. If
-        the request has no seed, it is that of the flags + number - 1."""
-        own = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
-        if "logit_bias" in own:
-            own["logit_bias"] = {_token_id(key): bias for key, bias in own["logit_bias"].items()}
-        constraint = {name: own.pop(name) for name in CONSTRAINT_FIELDS if name in own}
+        """Return the options of the request in line `number`, counted from 1. defaults: the values
+        of the flags. Without a seed of its own, line n has that of the flags + n - 1."""
+        fields = self.model_dump(exclude_none=True, exclude={"id", "prompt", "messages"})
+        if "logit_bias" in fields:
+            biases = fields["logit_bias"].items()
+            fields["logit_bias"] = {_token_id(key): bias for key, bias in biases}
+        constraint = {name: fields.pop(name) for name in CONSTRAINT_FIELDS if name in fields}
         if constraint:
-            own["constraint"] = as_constraint(constraint)
-        return defaults.with_fields(**{"seed": (defaults.sampling.seed or 0) + number - 1} | own)
+            fields["constraint"] = as_constraint(constraint)
+        return defaults.with_fields(**{"seed": (defaults.sampling.seed or 0) + number - 1} | fields)
 
 
 def _token_id(key: str) -> int:

@@ -1,6 +1,6 @@
-"""Prints the report of `bench`, and the plans that `generate --explain` compares, as tables.
+"""Prints tables: the report of `bench`, and the plans that `generate --explain` compares.
 
-Words are never cut, even in a narrow terminal. Without a terminal the width is 80 columns.
+Words are never cut, even in a narrow terminal. Without a terminal tables are 80 columns wide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pass_runtime.tuning.tuner import SWITCH_MARGIN, Tuner
 
 
 class OutputConsole(Console):
-    """Standard output. Raises BrokenPipeError, which `one_line_errors` handles, if it is closed."""
+    """Standard output. If its reader is gone, BrokenPipeError is raised for `one_line_errors`."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -32,27 +32,27 @@ def show_table(console: Console, table: Table) -> None:
         [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
         for column in table.columns
     ]
-    wanted = [
-        max(cell_len(line) for text in column for line in text.splitlines() or [""])
-        for column in texts
+    line_widths = [
+        max(cell_len(line) for text in cells for line in text.splitlines() or [""])
+        for cells in texts
     ]
-    widths = [
-        whole
+    word_widths = [
+        line_width
         if column.no_wrap
         else max(cell_len(word) for text in cells for word in text.split() or [""])
-        for column, cells, whole in zip(table.columns, texts, wanted, strict=True)
+        for column, cells, line_width in zip(table.columns, texts, line_widths, strict=True)
     ]
     _, right, _, left = table.padding
-    borders = len(widths) + 1 if table.box is not None else 0
-    room = console.width - sum(widths) - len(widths) * (left + right) - borders
-    for number, column in enumerate(table.columns):
-        more = min(max(room, 0), wanted[number] - widths[number])
-        column.width = widths[number] + more
-        room -= more
-    width = console.width
-    console.width = width - min(room, 0)
+    borders = len(texts) + 1 if table.box is not None else 0
+    room = console.width - sum(word_widths) - len(texts) * (left + right) - borders
+    for column, word_width, line_width in zip(table.columns, word_widths, line_widths, strict=True):
+        extra = min(max(room, 0), line_width - word_width)
+        column.width = word_width + extra
+        room -= extra
+    console_width = console.width
+    console.width = console_width - min(room, 0)
     console.print(table)
-    console.width = width
+    console.width = console_width
 
 
 def show_rows(
@@ -61,8 +61,8 @@ def show_rows(
     left: Collection[str] = (),
     console: Console | None = None,
 ) -> None:
-    """Print rows that have the same headings. Columns are aligned to the right, except those in
-    `left`."""
+    """Print rows, each a map from the same headings to cells. left: the headings of the columns
+    that are aligned to the left; all others are aligned to the right."""
     table = Table(title=title, title_justify="left")
     for number, row in enumerate(rows):
         for heading in row if number == 0 else ():
@@ -72,13 +72,13 @@ def show_rows(
 
 
 MAX_TABLE_PROMPTS, MAX_TABLE_PLANS = 12, 4
-"""With more prompts or plans than these no table by prompt is printed."""
+"""The table of single prompts is printed only for at most so many prompts and plans."""
 BAR_COLUMNS = 48
-"""The length of the longest bar."""
+"""The length of the longest bar, in columns of the terminal."""
 
 
 def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
-    """Print the report, to standard output if there is no `console`."""
+    """Print the report of `bench` on a console, by default standard output."""
     plans, console = report["plans"], console or OutputConsole()
     batched = any(plan["batch"] for plan in plans)
     if not batched and report["prompts"] <= MAX_TABLE_PROMPTS and len(plans) <= MAX_TABLE_PLANS:
@@ -89,7 +89,7 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     model = f"{report['bundle']} ({report['weights']}) on {report['device']}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
     show_rows(model, rows, ("plan", "acceptance by position"), console)
-    for line in (*_bars(plans), *_lines(report)):
+    for line in (*_bars(plans), *_notes(report)):
         console.print(line, soft_wrap=not console.is_terminal)
     for difference in report["differences"]:
         click.secho(f"DIFFERENT TEXT: {difference}", fg="red", bold=True, err=True)
@@ -104,7 +104,7 @@ def _bars(plans: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         yield Text.assemble(f"{plan['plan']:<{columns}} {plan['ratio']:5.2f} ", (bar, "cyan"))
 
 
-def _lines(report: dict[str, Any]) -> Iterator[Text]:
+def _notes(report: dict[str, Any]) -> Iterator[Text]:
     """Yield the lines below the tables and bars."""
     yield Text(f"look-ahead embeddings: {report['lookahead_source']}")
     for name, reason in report["uncaptured"].items():
@@ -121,31 +121,31 @@ def _lines(report: dict[str, Any]) -> Iterator[Text]:
         if plan["batch"] is None and plan["ratio"] < 1:
             cost = plan["milliseconds_per_pass"] / first["milliseconds_per_pass"]
             gain = plan["tau"] / first["tau"]
-            passes = (
-                f"a pass took {cost:.2f} times as long as with {first['plan']}, for "
-                f"{gain:.2f} times as many tokens"
+            yield Text(
+                f"drafts did not pay with {plan['plan']}: a pass took {cost:.2f} times as long as "
+                f"with {first['plan']}, for {gain:.2f} times as many tokens"
             )
-            yield Text(f"drafts did not pay with {plan['plan']}: {passes}")
     if report["differences"]:
         return
     if report["rule"] == "rejection" and report["sampling"]["temperature"] > 0:
-        same = "by the rejection rule, plans draw different texts from the same distribution"
+        comparison = "by the rejection rule, plans draw different texts from the same distribution"
     elif report["near_ties"]:
-        same = "every plan wrote the same text, up to near-ties: " + "; ".join(report["near_ties"])
+        comparison = "every plan wrote the same text, up to near-ties: "
+        comparison += "; ".join(report["near_ties"])
     else:
-        same = "every plan wrote the same text, token for token"
+        comparison = "every plan wrote the same text, token for token"
     if (first["plan"], last["plan"]) == ("ar", "auto"):
         yield Text(
-            f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {same}",
+            f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {comparison}",
             style="bold",
         )
     else:
-        yield Text(same)
+        yield Text(comparison)
 
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
-    """Return a row of the table of plans. acceptance by position: the share of drafts 1 to L that
-    were accepted where they were tried."""
+    """Return a row of the table of plans. batched: whether sequences ran together. The acceptance
+    of draft i is its share among the passes that verified a draft at position i."""
     cells = {
         "plan": plan["plan"],
         "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}",
@@ -176,7 +176,7 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
 
 
 def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yield a row for every prompt."""
+    """Yield a row for every prompt: the baseline's speed, then ratio and tau of the other plans."""
     baseline, *others = plans
     for number, first in enumerate(baseline["by_prompt"]):
         row = {"prompt": first["prompt"], baseline["plan"]: f"{first['tokens_per_second']:.1f}"}
@@ -187,22 +187,23 @@ def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
 
 
 def print_reasoning(tuner: Tuner, depth: int | None) -> None:
-    """Print on stderr the plans that `auto` compares, best first, and what it has measured."""
+    """Print on stderr the plans that `auto` compares, best first, and what it has measured. depth:
+    the most drafts of a request (`lookahead`); None: as many as there are."""
     console = Console(stderr=True, highlight=False)
     candidates = tuner.candidates(tuner.max_drafts if depth is None else depth)
     times = tuner.times()
-    plain = next(c for c in candidates if c.cycle.name == "ar")
+    plain = next(candidate for candidate in candidates if candidate.cycle.name == "ar")
     table = Table(title="plan auto: expected tokens per second", title_justify="left")
     for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
         table.add_column(heading, justify="left" if heading == "plan" else "right")
     for candidate in candidates:
         plans = candidate.cycle.plans
-        mark = "[bold]" if candidate.cycle == tuner.decided.cycle else ""
+        style = "[bold]" if candidate.cycle == tuner.decided.cycle else ""
+        estimated = "" if all(shape_of(plan) in times.passes for plan in plans) else "~"
         table.add_row(
-            mark + " + ".join(plan.name for plan in plans),
+            style + " + ".join(plan.name for plan in plans),
             "+".join(str(plan.width) for plan in plans),
-            ("" if all(shape_of(plan) in times.passes for plan in plans) else "~")
-            + f"{1e3 * candidate.seconds:.1f}",
+            f"{estimated}{1e3 * candidate.seconds:.1f}",
             f"{candidate.tokens:.2f}",
             f"{candidate.rate:.1f}",
             f"{candidate.rate / plain.rate:.2f}",
