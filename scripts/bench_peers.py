@@ -1,20 +1,22 @@
-"""Compares the speed of a bundle's plans with plain decoding and other engines, by prompt.
+"""Compares the speed of a bundle's plans with plain decoding and with other engines.
 
     pip install -e '.[cpu,export,peers]'
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --genai build/genai/int4
     python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --clients 1 --clients 8
 
-It runs the first chat, text and code prompts of `pass-train evaluate`; chat prompts use the chat
-template. Every contestant writes --tokens tokens (plus EXTRA_TOKENS, so that the last counted pass
-is complete) or up to the end token. Contestants take turns at every prompt, in reverse order in
-every second round. Each bundle and each peer runs in its own process, so that no threads of others
-spin while one is timed. The first prompt of every kind warms up all of them.
+The prompts are the first chat, text and code prompts of `pass-train evaluate`; chat prompts get the
+chat template. A contestant is a plan of a bundle, or another engine (a peer) with its settings. For
+each prompt it writes --tokens tokens, and EXTRA_TOKENS more so that the last counted pass is
+complete, or stops at the end token. The contestants take turns at every prompt, in reverse order in
+every second round. Each bundle and each peer has a process of its own, so that no threads of others
+spin while one is timed. The first prompt of each kind is written once before, to warm up.
 
-A speed is the number of tokens of a kind of prompts divided by the seconds of decoding. A ratio is
-relative to the first contestant, the median over rounds. Greedy text of small models often repeats
-itself, which makes drafting easy. So the ratio is also shown for the prompts that the first
-contestant answers without a loop, and tau (tokens per pass) outside and inside of loops. All plans
-of a bundle must write the same text, or the exit status is 2. Peers decode greedily with their own
+A speed is the number of tokens that were written for the prompts of a kind, divided by the seconds
+of decoding. A ratio is a speed divided by that of the first contestant, the median over rounds.
+Greedy text of small models often repeats itself in a loop, which makes drafting easy. So there is a
+second ratio, `without loops`, over the prompts that the first contestant answers without a loop,
+and `tau` (tokens per pass) counts passes outside loops, `in loops` those inside. All plans of a
+bundle must write the same text, or the exit status is 2. Peers decode greedily with their own
 weight files, so their texts differ; `same` counts the texts that equal those of the first
 contestant with the same engine.
 
@@ -67,12 +69,15 @@ NGRAM_OPTIONS = {"ngram_size": 3, "max_draft_tokens": 8}
 PATH = click.Path(exists=True, path_type=Path)
 
 
+POSITIVE = click.IntRange(1)
+
+
 @dataclass(frozen=True)
 class TimedText:
-    """A text and its time.
+    """The token ids of a text, and how long an engine decoded.
 
-    timed: the number of tokens that were decoded in `seconds`. Prefill is not timed.
-    sizes: the number of tokens of every pass; () if the engine does not report it.
+    timed: how many tokens were decoded in `seconds`, in which prefill is not included. sizes: how
+    many tokens each pass wrote; () if the engine does not report passes.
     """
 
     tokens: Sequence[int]
@@ -82,9 +87,9 @@ class TimedText:
 
 
 Write = Callable[..., TimedText]
-"""(prompt ids, number of tokens, **options of the engine) -> TimedText."""
+"""Decodes with an engine: (prompt ids, number of tokens, **options of the engine) -> TimedText."""
 Texts = Sequence[Sequence[TimedText]]
-"""The texts of a contestant, by prompt and round."""
+"""The texts of a contestant: for each prompt, one of each round."""
 Request = tuple[list[int], Mapping[str, Any]]
 """The token ids of a prompt, and options for `request_of`."""
 
@@ -109,12 +114,11 @@ def request_of(
 
 
 def decode(session: Session, ids: list[int], tokens: int, **options: Any) -> TimedText:
-    """Decode in a session. options: those of `request_of`."""
+    """Decode a prompt in a session. options: those of `request_of`."""
     stream = session.generate_ids(ids, request_of(tokens, **options))
     sizes = [len(emitted) for emitted in stream]
-    return TimedText(
-        stream.token_ids, stream.stats.generated_tokens, stream.stats.decode_seconds, sizes
-    )
+    stats = stream.stats
+    return TimedText(stream.token_ids, stats.generated_tokens, stats.decode_seconds, sizes)
 
 
 def open_pass(bundle: Path, threads: int, device: str) -> Write:
@@ -122,24 +126,25 @@ def open_pass(bundle: Path, threads: int, device: str) -> Write:
 
 
 def open_clients(bundle: Path, threads: int, device: str, slots: int) -> Write:
-    """Return a function (prompts, tokens, clients=N, **options) for N clients, without texts."""
+    """Return a function (prompts, tokens, clients=N, **options) that decodes the prompts for N
+    clients. Its TimedText has no token ids, and the time is that of all prompts together."""
     session = load(bundle, device, threads=threads, max_batch_size=slots, prefix_cache=False)
-    warm = set[object]()
+    warm_samplers = set[object]()
 
     def write(prompts: list[list[int]], tokens: int, *, clients: int, **options: Any) -> TimedText:
         request = request_of(tokens, **options)
-        if request.sampling.sampler not in warm:
-            # As servers do; otherwise `auto` would time passes later.
+        if request.sampling.sampler not in warm_samplers:
+            # As servers do when they start; otherwise `auto` would time passes while it is timed.
             session.warm_up(request.sampling)
-        warm.add(request.sampling.sampler)
+        warm_samplers.add(request.sampling.sampler)
+
+        def answer(ids: list[int]) -> int:
+            return len(session.generate_ids(ids, request).result().token_ids)
+
         with ThreadPoolExecutor(clients) as pool:
             started = perf_counter()
-            count = sum(
-                pool.map(
-                    lambda ids: len(session.generate_ids(ids, request).result().token_ids), prompts
-                )
-            )
-            return TimedText((), count, perf_counter() - started)
+            written = sum(pool.map(answer, prompts))
+            return TimedText((), written, perf_counter() - started)
 
     return write
 
@@ -150,20 +155,16 @@ def open_genai(directory: Path, threads: int) -> Write:
 
     config = og.Config(str(directory))
     if threads:
-        config.overlay(
-            json.dumps(
-                {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
-            )
-        )
+        options = {"session_options": {"intra_op_num_threads": threads}}
+        config.overlay(json.dumps({"model": {"decoder": options}}))
     model = og.Model(config)
 
     def write(
         ids: list[int], tokens: int, *, ngram: bool = False, ignore_eos: bool = False
     ) -> TimedText:
         params, total = og.GeneratorParams(model), len(ids) + tokens
-        params.set_search_options(
-            max_length=total, min_length=total if ignore_eos else 0, do_sample=False
-        )
+        least = total if ignore_eos else 0
+        params.set_search_options(max_length=total, min_length=least, do_sample=False)
         if ngram:
             params.set_speculative_options(**NGRAM_OPTIONS)
         generator = og.Generator(model, params)
@@ -180,24 +181,22 @@ def open_genai(directory: Path, threads: int) -> Write:
 def open_openvino(model: Path, threads: int, *, lookup: bool = False) -> Write:
     """Return the greedy Write of a GGUF file in OpenVINO GenAI. lookup: with n-gram drafts."""
     genai, openvino = import_module("openvino_genai"), import_module("openvino")
-    settings = {"INFERENCE_NUM_THREADS": threads} if threads else {}
-    pipeline = genai.LLMPipeline(
-        str(model), "CPU", **settings, **({"prompt_lookup": True} if lookup else {})
-    )
+    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+    if lookup:
+        settings["prompt_lookup"] = True
+    pipeline = genai.LLMPipeline(str(model), "CPU", **settings)
 
     def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> TimedText:
-        config = genai.GenerationConfig(
-            max_new_tokens=tokens, ignore_eos=ignore_eos, do_sample=False
-        )
+        options = {"max_new_tokens": tokens, "ignore_eos": ignore_eos, "do_sample": False}
+        config = genai.GenerationConfig(**options)
         if lookup:
             config.num_assistant_tokens = NGRAM_OPTIONS["max_draft_tokens"]
             config.max_ngram_size = NGRAM_OPTIONS["ngram_size"]
-        found = pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config)
-        written, times = list(map(int, found.tokens[0])), found.perf_metrics
-        decoding = (
-            times.get_generate_duration().mean - times.get_ttft().mean
-        ) / 1000  # milliseconds
-        return TimedText(written, len(written) - 1, decoding)
+        result = pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config)
+        written, times = list(map(int, result.tokens[0])), result.perf_metrics
+        # The time to the first token is prefill.
+        milliseconds = times.get_generate_duration().mean - times.get_ttft().mean
+        return TimedText(written, len(written) - 1, milliseconds / 1000)
 
     return write
 
@@ -220,13 +219,15 @@ def open_llama_cpp(model: Path, threads: int) -> Write:
 
 
 GENAI_PRECISIONS: Mapping[str, Sequence[str]] = {"cpu": ("int4", "fp32"), "cuda": ("int4", "fp16")}
+"""The precisions in which `build_genai` exports weights, by device."""
 
 
 def build_genai(bundle: Path, directory: Path, device: str = "cpu") -> Path:
-    """Return `directory`. Export the base model for onnxruntime-genai into it if it is not there.
+    """Return `directory`, a model for onnxruntime-genai.
 
-    The directory's name is the precision of an export, one of GENAI_PRECISIONS. Raises PassError
-    for any other name.
+    If the directory has none, the model that `bundle` was made from is exported into it; the
+    directory's name is then the precision, one of GENAI_PRECISIONS. Raises PassError for another
+    name.
     """
     if not (directory / "genai_config.json").is_file():
         if directory.name not in GENAI_PRECISIONS[device]:
@@ -243,23 +244,15 @@ def build_genai(bundle: Path, directory: Path, device: str = "cpu") -> Path:
         loaded = load_model(resolve(read_manifest(bundle).model.name), "fp32")
         loaded.model.save_pretrained(base)
         loaded.tokenizer.save_pretrained(base)
-        builder = [
-            sys.executable,
-            "-m",
-            "onnxruntime_genai.models.builder",
-            "-i",
-            base,
-            "-o",
-            directory,
-        ]
-        graphs = ["--extra_options", "enable_cuda_graph=true"] if device == "cuda" else []
-        command = [*builder, "-p", directory.name, "-e", device, *graphs]
+        flags = ["-i", base, "-o", directory, "-p", directory.name, "-e", device]
+        flags += ["--extra_options", "enable_cuda_graph=true"] if device == "cuda" else []
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *flags]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return directory
 
 
 def start_process(engine: Callable[[Path, int], Write], path: Path, threads: int) -> Write:
-    """Open an engine in another process, and return a Write that sends it requests."""
+    """Open an engine in another process, and return a Write that runs there."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     spawn.Process(target=_serve, args=(engine, path, threads, there), daemon=True).start()
@@ -276,7 +269,7 @@ def start_process(engine: Callable[[Path, int], Write], path: Path, threads: int
         written: TimedText = answer()
         return written
 
-    answer()  # Wait, so that engines load one after the other, which needs less memory.
+    answer()  # waits until the engine is open: loading one at a time needs less memory
     return write
 
 
@@ -295,52 +288,51 @@ def our_plans(
     engine: Callable[[Path, int], Write],
     threads: int,
 ) -> list[Contestant]:
-    """Start a process for every bundle. Return a contestant for each bundle and each of `plans`,
-    which are names of plans or keys of DEFAULT_CONTENDERS. Raises PassError for other names."""
-    chosen = {plan: DEFAULT_CONTENDERS.get(plan, {"plan": plan}) for plan in plans}
-    for options in chosen.values():
-        GenerateOptions(**options)
-    found = []
+    """Start a process for every bundle, and return a contestant for each of its plans.
+
+    plans: what --plan takes, or keys of DEFAULT_CONTENDERS. Raises PassError for other names.
+    """
+    options_of = {plan: DEFAULT_CONTENDERS.get(plan, {"plan": plan}) for plan in plans}
+    for options in options_of.values():
+        GenerateOptions(**options)  # refuses unknown plans before a process starts
+    contestants = []
     for bundle in bundles:
         write = start_process(engine, bundle, threads)
         prefix = f"{bundle.name} " if len(bundles) > 1 else ""
-        for plan, options in chosen.items():
-            found.append(
-                Contestant(prefix + plan, partial(write, **options), prefix + plans[0], bundle)
-            )
-    return found
+        for plan, options in options_of.items():
+            name, reference = prefix + plan, prefix + plans[0]
+            contestants.append(Contestant(name, partial(write, **options), reference, bundle))
+    return contestants
 
 
 def start_peers(
     genai: Sequence[Path], openvino: Path | None, llama_cpp: Path | None, threads: int
 ) -> list[Contestant]:
-    found = []
+    """Start a process for every peer whose model is given, and return their contestants."""
+    peers = []
     for directory in genai:
         write, name = start_process(open_genai, directory, threads), f"genai {directory.name}"
-        found += [
-            Contestant(name, write, name),
-            Contestant(f"{name}, n-gram", partial(write, ngram=True), name),
-        ]
+        with_drafts = Contestant(f"{name}, n-gram", partial(write, ngram=True), name)
+        peers += [Contestant(name, write, name), with_drafts]
     if openvino is not None:
         for name, lookup in {"openvino": False, "openvino, n-gram": True}.items():
             engine = partial(open_openvino, lookup=lookup)
-            found.append(Contestant(name, start_process(engine, openvino, threads), "openvino"))
+            peers.append(Contestant(name, start_process(engine, openvino, threads), "openvino"))
     if llama_cpp is not None:
-        found.append(
-            Contestant("llama.cpp", start_process(open_llama_cpp, llama_cpp, threads), "llama.cpp")
-        )
-    return found
+        write = start_process(open_llama_cpp, llama_cpp, threads)
+        peers.append(Contestant("llama.cpp", write, "llama.cpp"))
+    return peers
 
 
 def in_turn(
     writers: Mapping[str, Callable[[], TimedText]], rounds: int
 ) -> dict[str, list[TimedText]]:
-    """Let all contestants write in each round. Return the texts of each."""
-    found: dict[str, list[TimedText]] = {name: [] for name in writers}
+    """Call every writer once in each round. Return the texts of all rounds by the writer's name."""
+    texts: dict[str, list[TimedText]] = {name: [] for name in writers}
     for number in range(rounds):
         for name in list(writers)[:: -1 if number % 2 else 1]:
-            found[name].append(writers[name]())
-    return found
+            texts[name].append(writers[name]())
+    return texts
 
 
 def rate(texts: Iterable[TimedText]) -> float:
@@ -350,45 +342,41 @@ def rate(texts: Iterable[TimedText]) -> float:
 
 
 def ratios_by_round(ours: Texts, theirs: Texts) -> list[float]:
+    """Return our rate divided by theirs, for each round."""
     rounds = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
-    return [rate(a) / rate(b) for a, b in rounds]
+    return [rate(our_round) / rate(their_round) for our_round, their_round in rounds]
 
 
 def ratio(ours: Texts, theirs: Texts) -> float:
-    """Return the median over rounds of the ratio of rates."""
+    """Return the median of `ratios_by_round`."""
     return statistics.median(ratios_by_round(ours, theirs))
 
 
 def passes_of(text: TimedText, tokens: int) -> tuple[PassCounts, PassCounts]:
-    """Return the counts of passes that begin within the first `tokens` tokens: outside of loops,
-    and in loops."""
-    outside, inside = (
-        real_use.count_passes(text.sizes, indices) for indices in split_at_loop(text.tokens, tokens)
-    )
-    return outside, inside
+    """Count the passes that begin within the first `tokens` tokens: outside loops, and in them."""
+    outside, inside = split_at_loop(text.tokens, tokens)
+    return real_use.count_passes(text.sizes, outside), real_use.count_passes(text.sizes, inside)
 
 
 def figures(texts: Texts, baseline: Texts, reference: Texts, tokens: int) -> dict[str, Any]:
-    """Return the figures of a contestant.
+    """Return the figures of a contestant who wrote `texts`.
 
-    baseline: the texts of the first contestant, for ratios. reference: those of the first one with
-    the same engine.
+    baseline: the texts of the first contestant of all, for ratios. reference: those of the first
+    contestant with the same engine. tokens: how many tokens of a text are measured.
     """
     loop_free = [
         i for i, (text, *_) in enumerate(baseline) if not split_at_loop(text.tokens, tokens)[1]
     ]
+    ours, theirs = ([of_all[i] for i in loop_free] for of_all in (texts, baseline))
     passes = [passes_of(text, tokens) for text, *_ in texts]
-    outside, inside = (sum(parts, PassCounts()).tau or None for parts in zip(*passes, strict=True))
-    without_loops = (
-        ratio([texts[i] for i in loop_free], [baseline[i] for i in loop_free])
-        if loop_free
-        else None
+    outside, inside = (
+        sum(counts, PassCounts()).tau or None for counts in zip(*passes, strict=True)
     )
     return {
         "tokens/s": rate(itertools.chain(*texts)),
         "ratio": ratio(texts, baseline),
         "by_prompt": [ratio([a], [b]) for a, b in zip(texts, baseline, strict=True)],
-        "without_loops": without_loops,
+        "without_loops": ratio(ours, theirs) if loop_free else None,
         "looping": len(baseline) - len(loop_free),
         "tau": outside,
         "in_loops": inside,
@@ -398,227 +386,172 @@ def figures(texts: Texts, baseline: Texts, reference: Texts, tokens: int) -> dic
 
 def compare_texts(
     contestants: Sequence[Contestant],
-    found: Mapping[str, Any],
-    asked: Mapping[str, Request],
+    texts: Mapping[str, Mapping[str, Sequence[TimedText]]],
+    requests: Mapping[str, Request],
     report: Any,
 ) -> None:
-    """Compare texts of each bundle's plans with the first plan's; add differences to `report`.
+    """Compare the texts of each bundle's plans with its first plan's. Add differences to `report`.
 
-    A difference where both tokens' scores are nearly equal (a near-tie) is an error only with
-    `same_entries`.
-    found: texts by contestant, prompt id and round.
+    A difference where both tokens have nearly equal scores (a near-tie) is an error only if the
+    bundle computes the same bits in windows of every width (`same_entries`).
+    texts: by contestant, prompt id and round. requests: by prompt id.
     """
-    for each in contestants:
-        for prompt, (ids, options) in asked.items():
-            for ours, theirs in zip(
-                found[each.name][prompt], found[each.reference][prompt], strict=True
-            ):
-                if each.bundle is None or ours.tokens == theirs.tokens:
-                    continue
-                with load(each.bundle, report["device"]) as session:
-                    if session.manifest.rule == "rejection" and options["temperature"] > 0:
-                        # By this rule plans have the same distribution, not the same text.
-                        continue
-                    request = request_of(len(theirs.tokens), **options)
-                    difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
-                    # Windows of all widths give the same bits.
-                    exact = session.backend.capabilities.same_entries
-                near_tie = difference is not None and difference.is_near_tie and not exact
-                report["near_ties" if near_tie else "differences"].append(
-                    f"{each.name}, {prompt}: {difference}"
-                )
+    plans = [each for each in contestants if each.bundle is not None]
+    for each, (prompt, (ids, options)) in itertools.product(plans, requests.items()):
+        pairs = zip(texts[each.name][prompt], texts[each.reference][prompt], strict=True)
+        for ours, theirs in pairs:
+            if ours.tokens == theirs.tokens:
+                continue
+            with load(each.bundle, report["device"]) as session:
+                if session.manifest.rule == "rejection" and options["temperature"] > 0:
+                    continue  # by this rule plans have the same distribution, not the same text
+                request = request_of(len(theirs.tokens), **options)
+                difference = first_difference(session, ids, request, theirs.tokens, ours.tokens)
+                exact = session.backend.capabilities.same_entries
+            near_tie = difference is not None and difference.is_near_tie and not exact
+            line = f"{each.name}, {prompt}: {difference}"
+            report["near_ties" if near_tie else "differences"].append(line)
 
 
 def bench(
     contestants: Sequence[Contestant],
     prompts: Sequence[Prompt],
-    asked: Mapping[str, Request],
+    requests: Mapping[str, Request],
     report: Any,
 ) -> None:
-    """Run the contestants on every prompt, and add their figures by kind of prompt to `report`."""
+    """Run the contestants on every prompt, and add their figures by kind of prompt to `report`.
+
+    requests: by prompt id.
+    """
     tokens = report["tokens"]
-    found = {each.name: dict[str, list[TimedText]]() for each in contestants}
-    warm: list[str] = []
+    written = {each.name: dict[str, list[TimedText]]() for each in contestants}
+    warm_kinds: list[str] = []
     for prompt in prompts:
-        ids, options = asked[prompt.id]
+        ids, options = requests[prompt.id]
         writers = {}
         for each in contestants:
-            used = options if each.bundle else {"ignore_eos": options["ignore_eos"]}
-            writers[each.name] = partial(each.write, ids, tokens + EXTRA_TOKENS, **used)
-        if prompt.kind not in warm:
+            own = options if each.bundle else {"ignore_eos": options["ignore_eos"]}
+            writers[each.name] = partial(each.write, ids, tokens + EXTRA_TOKENS, **own)
+        if prompt.kind not in warm_kinds:
             in_turn(writers, 1)
-            warm.append(prompt.kind)
+            warm_kinds.append(prompt.kind)
         for name, texts in in_turn(writers, report["rounds"]).items():
-            found[name][prompt.id] = texts
-    for kind in (*warm, ALL_KINDS):
+            written[name][prompt.id] = texts
+    for kind in (*warm_kinds, ALL_KINDS):
         chosen = [prompt.id for prompt in prompts if kind in (prompt.kind, ALL_KINDS)]
-        texts = {
-            name: [by_prompt[prompt] for prompt in chosen] for name, by_prompt in found.items()
-        }
+        of_kind = {name: [texts[prompt] for prompt in chosen] for name, texts in written.items()}
+        baseline = of_kind[contestants[0].name]
         for each in contestants:
-            entry = figures(
-                texts[each.name], texts[contestants[0].name], texts[each.reference], tokens
-            )
-            report["runs"].append(
-                {"T": options["temperature"], "prompts": kind, "contestant": each.name, **entry}
-            )
-    compare_texts(contestants, found, asked, report)
+            row = {"T": options["temperature"], "prompts": kind, "contestant": each.name}
+            row |= figures(of_kind[each.name], baseline, of_kind[each.reference], tokens)
+            report["runs"].append(row)
+    compare_texts(contestants, written, requests, report)
 
 
 def bench_clients(
     plans: Sequence[Contestant], ids: Sequence[list[int]], clients: int, options: Any, report: Any
 ) -> None:
-    """Run the prompts with `clients` concurrent clients, and add the figures to `report`."""
+    """Send the prompts from `clients` clients at once to every plan. Add the figures to `report`.
+
+    Prompts are repeated until each client has two.
+    """
+
+    def writers(prompts: list[list[int]]) -> dict[str, Callable[[], TimedText]]:
+        own = {"clients": clients, **options}
+        return {each.name: partial(each.write, prompts, report["tokens"], **own) for each in plans}
+
     prompts = list(itertools.islice(itertools.cycle(ids), max(len(ids), 2 * clients)))
-    write = {
-        each.name: partial(each.write, tokens=report["tokens"], clients=clients, **options)
-        for each in plans
-    }
-    in_turn({name: partial(call, prompts[:clients]) for name, call in write.items()}, 1)  # warms up
-    found = in_turn(
-        {name: partial(call, prompts) for name, call in write.items()}, report["rounds"]
-    )
-    for name, rounds in found.items():
-        by_round = ratios_by_round([rounds], [found[plans[0].name]])
-        entry = {
-            "tokens/s": rate(rounds),
-            "ratio": statistics.median(by_round),
-            "by_round": by_round,
-        }
-        report["runs"].append(
-            {"T": options["temperature"], "clients": clients, "contestant": name, **entry}
-        )
+    in_turn(writers(prompts[:clients]), 1)  # warms up
+    texts = in_turn(writers(prompts), report["rounds"])
+    for name, rounds in texts.items():
+        ratios = ratios_by_round([rounds], [texts[plans[0].name]])
+        row = {"T": options["temperature"], "clients": clients, "contestant": name}
+        row |= {"tokens/s": rate(rounds), "ratio": statistics.median(ratios), "by_round": ratios}
+        report["runs"].append(row)
 
 
 def cell(value: Any) -> str:
     """Return the table's text for a figure; for a list, its minimum and maximum."""
     if isinstance(value, list):
         return f"{min(value):.2f}-{max(value):.2f}"
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return "-" if value is None else str(value)
 
 
 @click.command(
-    help=(__doc__ or "").split("\n\n")[0], context_settings={"help_option_names": ["-h", "--help"]}
+    help=(__doc__ or "").split("\n\n")[0],
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.argument("bundles", nargs=-1, required=True, type=PATH)
-@click.option(
-    "--prompts",
-    "count",
-    type=click.IntRange(1),
-    default=12,
-    show_default=True,
-    help="Prompts of each kind.",
-)
-@click.option("--kinds", default=",".join(CORE_KINDS), show_default=True, help="Kinds of prompts.")
+@click.option("--prompts", "count", type=POSITIVE, default=12, help="Prompts of each kind.")
+@click.option("--kinds", default=",".join(CORE_KINDS), help="Kinds of prompts.")
 @click.option(
     "--prompt-file",
     type=PATH,
     default=PROMPTS,
-    help="JSON lines: id, kind, prompt.  [default: evaluate's]",
+    show_default="evaluate's",
+    help="JSON lines: id, kind, prompt.",
 )
-@click.option(
-    "--tokens",
-    type=click.IntRange(2),
-    default=128,
-    show_default=True,
-    help="Measured tokens per answer.",
-)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each prompt."
-)
-@click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    type=float,
-    default=(0.0, 0.8),
-    show_default=True,
-)
-@click.option("--top-k", default=0, show_default=True)
+@click.option("--tokens", type=click.IntRange(2), default=128, help="Measured tokens per answer.")
+@click.option("--rounds", type=POSITIVE, default=1, help="Runs of each prompt.")
+@click.option("--temperature", "temperatures", multiple=True, type=float, default=(0.0, 0.8))
+@click.option("--top-k", default=0)
 @click.option("--ignore-eos", is_flag=True, help="Continue after the end token.")
 @click.option(
-    "--plan",
-    "plans",
-    multiple=True,
-    help=f"Plan, or {', '.join(DEFAULT_CONTENDERS)} (default: all); repeatable.",
+    "--plan", "plans", multiple=True, default=list(DEFAULT_CONTENDERS), help="Plan; repeatable."
 )
 @click.option(
     "--genai",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Directory of an onnxruntime-genai model. If its name is int4 or fp32, a missing "
-    "model is made; repeatable.",
+    help="Directory of an onnxruntime-genai model; repeatable. If its name is int4 or fp32, a "
+    "missing model is made.",
 )
+@click.option("--openvino", type=PATH, help="The model's GGUF file, for openvino-genai.")
+@click.option("--llama-cpp", type=PATH, help="The model's GGUF file, for llama-cpp-python.")
 @click.option(
-    "--openvino",
-    type=PATH,
-    help="The model's GGUF file, for OpenVINO GenAI (pip install openvino-genai).",
+    "--clients", multiple=True, type=POSITIVE, help="Clients at once, without peers; repeatable."
 )
-@click.option(
-    "--llama-cpp", type=PATH, help="The same for llama.cpp (pip install llama-cpp-python)."
-)
-@click.option(
-    "--clients",
-    multiple=True,
-    type=click.IntRange(1),
-    help="Concurrent clients, without peers; repeatable.",
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of the bundles.")
+@click.option("--device", default="cpu", help="Device of the bundles.")
 @click.option("--threads", default=0, help="0 is each engine's default.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the figures as JSON.",
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON here."
 )
 @one_line_errors
 def main(
-    bundles: tuple[Path, ...], temperatures: tuple[float, ...], output: Path | None, **given: Any
+    bundles: tuple[Path, ...],
+    temperatures: tuple[float, ...],
+    clients: tuple[int, ...],
+    threads: int,
+    output: Path | None,
+    **given: Any,
 ) -> None:
-    clients, threads = given["clients"], given["threads"]
-    names = real_use.parse_kinds(given["kinds"])
-    kinds = [read_prompt_set(given["prompt_file"], (kind,), given["count"]) for kind in names]
-    prompts = [prompt for each in itertools.zip_longest(*kinds) for prompt in each if prompt]
+    kinds = real_use.parse_kinds(given["kinds"])
+    by_kind = [read_prompt_set(given["prompt_file"], (kind,), given["count"]) for kind in kinds]
+    # The first prompt of each kind, then the second of each, and so on.
+    prompts = [prompt for each in itertools.zip_longest(*by_kind) for prompt in each if prompt]
     with load(bundles[0], "cpu") as session:
         ids = {prompt.id: encode(session, prompt) for prompt in prompts}
+    genai = [] if clients else [build_genai(bundles[0], directory) for directory in given["genai"]]
     engine = partial(open_clients, slots=max(clients)) if clients else open_pass
-    plans = given["plans"] or tuple(DEFAULT_CONTENDERS)
-    made = (
-        [build_genai(bundles[0], directory) for directory in given["genai"]] if not clients else []
-    )
-    contestants = our_plans(bundles, plans, partial(engine, device=given["device"]), threads)
+    engine = partial(engine, device=given["device"])
+    contestants = our_plans(bundles, given["plans"], engine, threads)
     if not clients:
-        contestants += start_peers(made, given["openvino"], given["llama_cpp"], threads)
-    report = {
-        "bundles": [bundle.name for bundle in bundles],
-        "device": given["device"],
-        "threads": threads,
-        "runs": [],
-    }
-    report |= {
-        "tokens": given["tokens"],
-        "rounds": given["rounds"],
-        "near_ties": [],
-        "differences": [],
-    }
+        contestants += start_peers(genai, given["openvino"], given["llama_cpp"], threads)
+    report: dict[str, Any] = {"bundles": [bundle.name for bundle in bundles], "threads": threads}
+    report |= {name: given[name] for name in ("device", "tokens", "rounds")}
+    report |= {"runs": [], "near_ties": [], "differences": []}
     for temperature in temperatures:
-        options = {
-            "temperature": temperature,
-            "top_k": given["top_k"],
-            "ignore_eos": given["ignore_eos"],
-        }
+        options = {"temperature": temperature}
+        options |= {name: given[name] for name in ("top_k", "ignore_eos")}
         for count in clients:
             bench_clients(contestants, [*ids.values()], count, options, report)
         if not clients:
-            asked = {
-                prompt.id: (ids[prompt.id], options | {"seed": prompt.seed}) for prompt in prompts
-            }
-            bench(
-                [each for each in contestants if each.bundle or not temperature],
-                prompts,
-                asked,
-                report,
-            )
+            requests = {each.id: (ids[each.id], options | {"seed": each.seed}) for each in prompts}
+            # Peers decode greedily only.
+            allowed = [each for each in contestants if each.bundle or not temperature]
+            bench(allowed, prompts, requests, report)
         write_json(report, output)
     rows = [
         {name.replace("_", " "): cell(value) for name, value in run.items()}
@@ -628,10 +561,8 @@ def main(
     for name in ("near_ties", "differences"):
         for line in report[name]:
             click.echo(f"{name.replace('_', ' ')}: {line}", err=True)
-    if report["differences"]:
-        raise PassError(
-            f"{len(report['differences'])} texts differ from those of the same bundle's first plan"
-        )
+    if count := len(report["differences"]):
+        raise PassError(f"{count} texts differ from those of the same bundle's first plan")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Checks within minutes if this toolkit works on a machine with a GPU: see scripts/gpu_check.sh.
+"""Checks within minutes if this toolkit works on a machine with a GPU. Run scripts/gpu_check.sh.
 
-Each step is a process. The most informative steps run first. A step that cannot run is skipped with
-a reason. The output directory has report.json and report.md, written after every step, and
-gpu_check.log. The last line is the verdict: works (status 0), wrong (1), nothing ran (3), works but
-not captured (4: passes without CUDA graphs).
+Each step is a process. The steps that say most run first, and a step that cannot run is skipped
+with a reason. The output directory has report.json and report.md, written after every step, and
+gpu_check.log with what the steps print. The last line of the output is the verdict: works (exit
+status 0), wrong (1), nothing ran (3), works but not captured (4: passes ran without CUDA graphs).
 """
 
 from __future__ import annotations
@@ -45,21 +45,12 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL, BUNDLE, LOOKAHEAD = "smollm2-135m", ROOT / "build/smollm2-135m-fp16", 4
 TESTS = ("tests/parity/test_cuda.py", "tests/runtime/test_trt_backend.py")
 PLAN_FLAGS = (
-    "--plan ar --plan two-pass --plan fused --plan auto --draft lookahead --draft "
-    "ngram --draft both"
+    "--plan ar --plan two-pass --plan fused --plan auto "
+    "--draft lookahead --draft ngram --draft both"
 )
 DEVICES = ("cuda", *LIBRARIES)
-MEASURED = (
-    "device",
-    "layers cuda",
-    "export",
-    "rows cuda",
-    "kernels cuda",
-    "batch cuda",
-    "bench cuda",
-    "genai cuda",
-)
-MEASURED += ("attention cuda",)
+MEASURED_ON_CUDA = ("layers", "rows", "kernels", "batch", "bench", "genai", "attention")
+MEASURED = ("device", "export", *(f"{kind} cuda" for kind in MEASURED_ON_CUDA))
 """Beginnings of the names of the steps that --measure runs."""
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 PROMPT = "504,3575,282,4649,314,253,2591,216"
@@ -74,16 +65,15 @@ STEP_SECONDS = {
     "layers": (40, 240),
     "export": (40, 180),
     "build": (30, 180),
-}
-STEP_SECONDS |= {"kernels": (15, 60), "genai": (40, 120)}
-STEP_SECONDS |= {
     "rows": (15, 60),
+    "kernels": (15, 60),
     "batch": (20, 180),
     "bench": (20, 150),
     "cpp": (20, 100),
+    "genai": (40, 120),
     "tests": (20, 150),
+    "attention": (40, 240),
 }
-STEP_SECONDS |= {"attention": (40, 240)}
 """By the first word of a step's name: the seconds that must be left to start it, and its time limit
 in seconds. If the budget of --minutes is larger than DEFAULT_BUDGET_SECONDS, the limits grow in
 proportion."""
@@ -106,37 +96,31 @@ class Step:
 
 
 def plan_steps(machine: Machine, bundle: Path, tokens: int, layers: int) -> list[Step]:
-    """Return all steps in order: check the device, compare backends with the CPU, time rows; build
-    engines, and measure the bundle and its kernels; run tests; time another attention operator.
-    Steps that cannot run have `blocked` set."""
-    no_device, need, memory = machine.missing.get("cuda-python"), LAYER_GIB * layers, machine.memory
-    too_small = (
-        f"{layers} layers need {need:.0f} GiB, this GPU has {memory:.1f}" if memory < need else None
-    )
+    """Return all steps in order. Those that cannot run have `blocked` set.
+
+    They check the device, compare backends with the CPU, time a large model's layers, build
+    engines, measure the bundle, run tests, and time another attention operator.
+    tokens: the length of each benchmark's answers. layers: of the random 7B model.
+    """
+    missing, no_device = machine.missing, machine.missing.get("cuda-python")
     steps = [Step("device", _gpu_step("device"), no_device)]
-    steps += [
-        Step(f"tiny {name}", _gpu_step("tiny", "--device", name), machine.missing.get(name))
-        for name in DEVICES
-    ]
     for name in DEVICES:
-        blocked = machine.missing.get(name) or no_device or too_small
-        steps.append(
-            Step(
-                f"layers {name}",
-                _gpu_step("layers", "--device", name, f"--layers={layers}"),
-                blocked,
-            )
-        )
+        steps.append(Step(f"tiny {name}", _gpu_step("tiny", "--device", name), missing.get(name)))
+    needed, memory, too_small = LAYER_GIB * layers, machine.memory, None
+    if memory < needed:
+        too_small = f"{layers} layers need {needed:.0f} GiB, this GPU has {memory:.1f}"
+    flag = f"--layers={layers}"
+    for name in DEVICES:
+        blocked = missing.get(name) or no_device or too_small
+        steps.append(Step(f"layers {name}", _gpu_step("layers", "--device", name, flag), blocked))
     steps += _bundle_steps(machine, bundle, tokens)
     # The project's addopts need plugins that may be missing.
-    flags = ["-q", "-m", "gpu", "-o", "addopts=-ra"]
-    blocked = None if importlib.util.find_spec("pytest") else "pytest is not installed"
-    steps.append(Step("tests", (*PYTHON_MODULE, "pytest", *flags, *TESTS), blocked))
-    group_query = _gpu_step(
-        "layers", "--device=cuda", "--cuda-attention=group-query", f"--layers={layers}"
-    )
-    blocked = machine.missing.get("cuda") or no_device or too_small
-    steps.append(Step("attention cuda", group_query, blocked, ("layers cuda",)))
+    pytest = (*PYTHON_MODULE, "pytest", "-q", "-m", "gpu", "-o", "addopts=-ra", *TESTS)
+    no_pytest = None if importlib.util.find_spec("pytest") else "pytest is not installed"
+    steps.append(Step("tests", pytest, no_pytest))
+    command = _gpu_step("layers", "--device=cuda", "--cuda-attention=group-query", flag)
+    blocked = missing.get("cuda") or no_device or too_small
+    steps.append(Step("attention cuda", command, blocked, ("layers cuda",)))
     return steps if machine.gpu else [replace(step, blocked="no NVIDIA GPU") for step in steps]
 
 
@@ -145,61 +129,65 @@ def _gpu_step(*words: str) -> tuple[str, ...]:
 
 
 def _bundle_steps(machine: Machine, bundle: Path, tokens: int) -> list[Step]:
-    """Return the steps that build engines for the bundle, and measure it on every device."""
-    manifest = read_manifest(bundle) if (bundle / FILE_NAME).is_file() else None
+    """Return the steps that build engines for the bundle, and measure it on every device.
+
+    The first of them exports the bundle if it does not exist.
+    """
     missing = machine.missing
-    length = min(MAX_SEQ_LEN, manifest.model.max_capacity) if manifest else MAX_SEQ_LEN
-    export = (
-        f"pass_exporter.cli --model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 "
-        "--cuda-attention group-query -o"
-    )
-    steps = [] if manifest else [Step("export", (*PYTHON_MODULE, *export.split(), str(bundle)))]
-    exported = () if manifest else ("export",)
+    exporter = (*PYTHON_MODULE, "pass_exporter.cli")
+    steps, exported, lookahead, max_seq_len = list[Step](), (), LOOKAHEAD, MAX_SEQ_LEN
+    if (bundle / FILE_NAME).is_file():
+        manifest = read_manifest(bundle)
+        lookahead = manifest.lookahead.length
+        max_seq_len = min(MAX_SEQ_LEN, manifest.model.max_capacity)
+    else:
+        flags = f"--model {MODEL} --lookahead {LOOKAHEAD} --dtype fp16 --cuda-attention group-query"
+        steps.append(Step("export", (*exporter, *flags.split(), "-o", str(bundle))))
+        exported = ("export",)
     for name in LIBRARIES:
-        flags = f"--engine {name} --max-seq-len {length}".split()
-        command = (*PYTHON_MODULE, "pass_exporter.cli", "build", str(bundle), *flags)
+        flags = f"--engine {name} --max-seq-len {max_seq_len}"
+        command = (*exporter, "build", str(bundle), *flags.split())
         steps.append(Step(f"build {name}", command, missing.get(name), exported))
-    bench = (*PYTHON_MODULE, "pass_runtime.cli.main", "bench", str(bundle))
-    no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     after = {name: (f"build {name}",) if name in LIBRARIES else exported for name in DEVICES}
-    lookahead = manifest.lookahead.length if manifest else LOOKAHEAD
-    # Engines allow these
+
+    def bench(flags: str) -> tuple[str, ...]:
+        command = (*PYTHON_MODULE, "pass_runtime.cli.main", "bench", str(bundle))
+        return (*command, *flags.split(), "-o", OUTPUT_PLACEHOLDER)
+
+    # Engines run windows of these widths only.
     widths = sorted({plan.width for mode in MODES for plan in make_cycle(mode, lookahead).plans})
     for name in DEVICES:
-        rows = (
-            f"--device {name} --rows {','.join(map(str, widths))} -o {OUTPUT_PLACEHOLDER}".split()
-        )
-        steps.append(Step(f"rows {name}", (*bench, *rows), missing.get(name), after[name]))
-    kernels = _gpu_step("kernels", str(bundle))
-    steps.append(
-        Step("kernels cuda", kernels, missing.get("cuda") or missing.get("profiler"), exported)
-    )
-    batch = (
-        f"--plan ar --plan fused --batch 1,8,32 --device cuda --max-new-tokens {tokens} -o "
-        f"{OUTPUT_PLACEHOLDER}"
-    )
-    steps.append(Step("batch cuda", (*bench, *batch.split()), missing.get("cuda"), exported))
+        command = bench(f"--device {name} --rows {','.join(map(str, widths))}")
+        steps.append(Step(f"rows {name}", command, missing.get(name), after[name]))
+    blocked = missing.get("cuda") or missing.get("profiler")
+    steps.append(Step("kernels cuda", _gpu_step("kernels", str(bundle)), blocked, exported))
+    batches = "--plan ar --plan fused --batch 1,8,32 --device cuda"
+    command = bench(f"{batches} --max-new-tokens {tokens}")
+    steps.append(Step("batch cuda", command, missing.get("cuda"), exported))
+    no_program = None if PROGRAM.exists() else "no C++ runtime; run scripts/build_cpp.sh"
     for name in DEVICES:
-        output = f"--max-new-tokens {tokens} -o {OUTPUT_PLACEHOLDER}"
-        flags = f"{PLAN_FLAGS} --device {name} {output}".split()
-        for kind, sampling in {"greedy": "", "sampled": "--temperature 0.8 --seed 1"}.items():
-            command = (*bench, *flags, *sampling.split())
+        flags = f"{PLAN_FLAGS} --device {name} --max-new-tokens {tokens}"
+        for kind, sampling in {"greedy": "", "sampled": " --temperature 0.8 --seed 1"}.items():
+            command = bench(flags + sampling)
             steps.append(Step(f"bench {name} {kind}", command, missing.get(name), after[name]))
-        command = (str(PROGRAM), "bench", str(bundle), *flags, "--prompt-ids", PROMPT)
+        words = (*flags.split(), "-o", OUTPUT_PLACEHOLDER, "--prompt-ids", PROMPT)
+        command = (str(PROGRAM), "bench", str(bundle), *words)
         steps.append(Step(f"cpp {name}", command, missing.get(name) or no_program, after[name]))
-    genai = _gpu_step("genai", str(bundle), f"--tokens={tokens}")
-    steps.append(Step("genai cuda", genai, missing.get("genai"), exported))
+    command = _gpu_step("genai", str(bundle), f"--tokens={tokens}")
+    steps.append(Step("genai cuda", command, missing.get("genai"), exported))
     return steps
 
 
 def run_steps(
     steps: Sequence[Step], budget: float, log: Path, report: Callable[[list[Result]], None]
 ) -> list[Result]:
-    """Run the steps one after another. budget: seconds for all steps. report: gets all results
-    after each."""
+    """Run the steps one after another, and return their results.
+
+    budget: seconds for all steps. report: is called with all results so far after each step.
+    """
     started, results = time.monotonic(), list[Result]()
+    limit_factor = max(1.0, budget / DEFAULT_BUDGET_SECONDS)
     with tempfile.TemporaryDirectory() as scratch:
-        limit_factor = max(1.0, budget / DEFAULT_BUDGET_SECONDS)
         for step in steps:
             left = budget - (time.monotonic() - started)
             reason = why_skip(step, results, left)
@@ -216,18 +204,17 @@ def why_skip(step: Step, results: Iterable[Result], left: float) -> str | None:
     for result in results:
         if result.name in step.after and result.status != "ok":
             return f"{result.name} {'failed' if result.status == 'failed' else 'was skipped'}"
-    least = STEP_SECONDS[step.name.split()[0]][0]
-    return (
-        None
-        if left >= least
-        else f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
-    )
+    least, _ = STEP_SECONDS[step.name.split()[0]]
+    if left < least:
+        return f"it needs {least} s, and {max(left, 0):.0f} s of the budget are left"
+    return None
 
 
 def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: float = 1.0) -> Result:
     """Run a step in a new process group, which is ended at the step's time limit or on Ctrl-C.
 
-    left: the remaining seconds of the budget. limit_factor: multiplies the time limit.
+    left: the remaining seconds of the budget. log: what the step prints is appended to this file.
+    scratch: a directory for its JSON. limit_factor: multiplies the time limit.
     """
     output, kind = Path(scratch, f"{step.name}.json"), step.name.split()[0]
     limit, started = min(limit_factor * STEP_SECONDS[kind][1], left), time.monotonic()
@@ -248,28 +235,23 @@ def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: flo
                 raise KeyboardInterrupt
             status, reason = "failed" if process.wait(limit) else "ok", ""
         except subprocess.TimeoutExpired:
-            status, why = (
-                ("failed", "its limit") if limit < left else ("skipped", "the end of the budget")
-            )
+            status, why = "skipped", "the end of the budget"
+            if limit < left:
+                status, why = "failed", "its limit"
             reason = f"stopped after {limit:.0f} s, {why}"
         finally:
             if process is not None:
                 _end(process)
         file.seek(begin)
-        output_lines = [
-            line.strip()
-            for line in file.read().decode(errors="replace").splitlines()
-            if line.strip()
-        ]
-    if kind == "build" and status == "failed" and "has engines" in "".join(output_lines[-1:]):
+        printed = file.read().decode(errors="replace").splitlines()
+    lines = [line.strip() for line in printed if line.strip()]
+    if kind == "build" and status == "failed" and "has engines" in "".join(lines[-1:]):
         status = "ok"  # An earlier run built them.
-    elif (
-        kind == "tests" and status == "ok"
-    ):  # pytest ends with status 0 even if it skips everything
-        status = "ok" if " passed" in output_lines[-1] else "skipped"
-        reason = output_lines[-1].strip("= ")
+    elif kind == "tests" and status == "ok":
+        # The exit status of pytest is 0 even if it skips everything.
+        status, reason = "ok" if " passed" in lines[-1] else "skipped", lines[-1].strip("= ")
     elif status == "failed":
-        reason = reason or " / ".join(output_lines[-3:]) or f"status {process.returncode}"
+        reason = reason or " / ".join(lines[-3:]) or f"status {process.returncode}"
     data = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
     return Result(step.name, status, time.monotonic() - started, reason, data)
 
@@ -282,50 +264,44 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(5)
 
 
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path), default=BUNDLE)
+PATH = click.Path(path_type=Path)
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("bundle", type=PATH, default=BUNDLE)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=ROOT / "build/gpu",
+    show_default="build/gpu",
     help="Results directory.",
 )
 @click.option(
     "--minutes",
     type=click.FloatRange(0, min_open=True),
     default=10,
-    show_default=True,
     help="Time for all steps.",
 )
 @click.option(
-    "--tokens",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Length of each benchmark's answers.",
+    "--tokens", type=click.IntRange(1), default=64, help="Length of each benchmark's answers."
 )
 @click.option(
     "--layers",
     type=click.IntRange(1),
     default=4,
-    show_default=True,
     help="Layers of a random 7B model (32 are all); more layers need more --minutes.",
 )
 @click.option(
     "--only",
     multiple=True,
-    help="Run only steps whose names begin with this; repeatable.  [default: all]",
+    help="Run only steps whose names begin with this (default: all steps); repeatable.",
 )
 @click.option(
-    "--measure",
-    is_flag=True,
-    help="Run only the steps that say how fast ONNX Runtime is on this GPU.",
+    "--measure", is_flag=True, help="Run only the steps that measure ONNX Runtime on this GPU."
 )
 @click.option(
-    "--before",
-    type=click.Path(path_type=Path),
-    help="report.json of an earlier run, whose figures are shown beside.",
+    "--before", type=PATH, help="report.json of an earlier run; its figures are shown too."
 )
 @one_line_errors
 def main(
@@ -345,11 +321,8 @@ def main(
         raise PassError(f"{bundle} is not a bundle; make one with pass-export")
     machine = inspect_machine()
     output.mkdir(parents=True, exist_ok=True)
-    steps = [
-        step
-        for step in plan_steps(machine, bundle, tokens, layers)
-        if not only or step.name.startswith(only)
-    ]
+    steps = plan_steps(machine, bundle, tokens, layers)
+    chosen = [step for step in steps if not only or step.name.startswith(only)]
     progress = Console(stderr=True)
 
     def report(results: list[Result]) -> None:
@@ -357,7 +330,7 @@ def main(
         last = results[-1]
         progress.print(Text(f"{last.name:27} {last.status:8} {last.seconds:4.0f} s  {last.reason}"))
 
-    results = run_steps(steps, 60 * minutes, output / "gpu_check.log", report)
+    results = run_steps(chosen, 60 * minutes, output / "gpu_check.log", report)
     click.echo(write_report(output, bundle, machine, results, earlier))
     name, why = verdict(machine, results)
     click.echo(f"VERDICT: {name} ({why})")

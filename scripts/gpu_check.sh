@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Checks in one command if the toolkit works on a machine with a GPU: the device and all backends,
-# the time of passes by rows; then engines, benchmarks, tests. scripts/gpu_check.sh [BUNDLE] [-o
-# DIR] [--minutes 10] [--only STEP], see --help
+# Checks if the toolkit works on this machine's GPU, and how fast: device, backends, times of passes,
+# engines, benchmarks, tests.
 #
-#     scripts/gpu_check.sh --measure --tokens 128 --minutes 20 [--before
-#     build/gpu-before/report.json]
+#     scripts/gpu_check.sh [BUNDLE] [OPTION...]     # 10 minutes; --help lists the options
+#     scripts/gpu_check.sh --measure --tokens 128 --minutes 20 --before build/gpu/report.json
 #
-# runs what docs/cuda.md has figures of, each step with a time limit, and shows the figures beside
-# those of an earlier run. PYTHON names the interpreter whose packages are used: by default that of
-# .venv-gpu, which scripts/demo.sh makes, else python3, since GPU machines may bring their own
-# torch, onnxruntime-gpu and TensorRT.
+# --measure runs only what docs/cuda.md has figures of; --before shows an earlier run's figures too.
+# PYTHON names the interpreter whose packages are used, since GPU machines may bring their own
+# torch, onnxruntime-gpu and TensorRT. The default is that of .venv-gpu, which scripts/demo.sh
+# makes, and python3 without it.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=python3
@@ -23,13 +22,13 @@ if ! error=$("$python" -c 'import pass_runtime.cli.main' 2>&1); then
     echo "error: $python cannot run the toolkit (${error##*$'\n'}); run: $python -m pip install '$root[gpu,export]'" >&2
     exit 2
 fi
-# torch finds CUDA libraries from wheels by itself; onnxruntime does not, and pass-cpp does not find
-# TensorRT's.
+# onnxruntime does not find the CUDA libraries of wheels by itself, as torch does, and pass-cpp does
+# not find TensorRT's.
 wheels=$("$python" -c '
 import glob, importlib.util
 def places(name):
-    found = importlib.util.find_spec(name)
-    return list(found.submodule_search_locations) if found else []
+    spec = importlib.util.find_spec(name)
+    return list(spec.submodule_search_locations) if spec else []
 cuda = [library for place in places("nvidia") for library in glob.glob(f"{place}/*/lib")]
 print(":".join(sorted(cuda) + places("tensorrt_libs") + places("tensorrt_rtx_libs")))')
 if [ -n "$wheels" ]; then

@@ -1,5 +1,5 @@
-"""The report of scripts/gpu_check.py: the GPU and its libraries, the results of steps as tables,
-and the verdict."""
+"""The report of scripts/gpu_check.py: the GPU and its libraries, tables of what the steps measured,
+figures beside those of an earlier run, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-from gpu_figures import compared, figures
-from gpu_kernels import why_no_profiler
+from typing import Any, NamedTuple
 
 from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
@@ -32,57 +29,113 @@ SMI_FIELDS = (
     "name,driver_version,memory.total,power.limit,compute_cap,"
     "clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem"
 )
-NOTHING: Mapping[str, float] = MappingProxyType({})
+NO_FIGURES: Mapping[str, float] = MappingProxyType({})
 PACKAGES = "torch|triton|transformers|onnxruntime.*|tensorrt.*|cuda.bindings|numpy"
-BENCH_FIELDS = (
-    "plan",
-    "tokens_per_second",
-    "ratio",
-    "milliseconds_per_pass",
-    "host_milliseconds_per_pass",
-    "tau",
-)
+"""A regex of the packages whose versions the report lists."""
+SPEED_FIELDS = ("tokens_per_second", "ratio", "milliseconds_per_pass")
+BENCH_FIELDS = (*SPEED_FIELDS, "host_milliseconds_per_pass", "tau")
+ROW_TIMES = ("trunk_milliseconds", "tail_milliseconds")
+LAYER_FIELDS = ("milliseconds", "ratio", "of the bound", "7B, extrapolated")
 TABLES = {
     "device": ("checks", ("check", "result")),
     "tiny": ("plans", ("plan", "same_tokens", "captured")),
-    "layers": (
-        "cells",
-        ("window", "rows", "capacity", "milliseconds", "ratio", "of the bound", "7B, extrapolated"),
-    ),
-    "rows": (
-        "rows",
-        ("window", "rows", "lookahead_rows", "trunk_milliseconds", "tail_milliseconds"),
-    ),
-    "batch": ("plans", ("plan", "batch", *BENCH_FIELDS[1:])),
-    "bench": ("plans", BENCH_FIELDS),
+    "layers": ("cells", ("window", "rows", "capacity", *LAYER_FIELDS)),
+    "rows": ("rows", ("window", "rows", "lookahead_rows", *ROW_TIMES)),
+    "batch": ("plans", ("plan", "batch", *BENCH_FIELDS)),
+    "bench": ("plans", ("plan", *BENCH_FIELDS)),
     "kernels": ("kernels", ("plan", "kernel", "launches", "microseconds")),
     "genai": ("plans", ("plan", "tokens_per_second", "milliseconds_per_pass")),
-    "cpp": ("plans", BENCH_FIELDS),
+    "cpp": ("plans", ("plan", *BENCH_FIELDS)),
 }
-"""By the first word of a step's name: the list in its JSON that is shown, and its fields."""
+"""By the first word of a step's name: the list in its JSON that is shown, and the fields shown."""
 TABLES["attention"] = TABLES["layers"]
 ASIDE = ("attention", "kernels", "genai")
-"""Steps whose failure says nothing against the toolkit: a choice, a profiler, another engine."""
+"""First words of steps whose failure says nothing against the toolkit: they try another attention
+operator, need a profiler, or time another engine."""
 GPU_STEPS = (*(name for name in TABLES if name != "genai"), "tests")
-"""Steps that run the toolkit on the GPU, by the first word of their names."""
+"""First words of the steps that run the toolkit on the GPU."""
 VERDICTS = {"works": 0, "wrong": 1, "nothing ran": 3, "works but not captured": 4}
-"""Verdicts and their exit statuses."""
+"""The exit status of each verdict."""
 LAYERS_OF_7B = 32
 PLAIN_FLAG = "--cuda-attention attention"
 MAX_LOGIT_DIFFERENCE, MAX_TIME_RATIO = 3e-2, 0.98
 """Limits for advising another attention operator: the difference of its fp16 logits, relative to
-the largest logit, and its time, relative to the time of the default operator. A larger ratio of
-times may be noise."""
+the largest logit, and its time, relative to that of the default operator. A larger ratio of times
+may be noise."""
+
+
+class Figure(NamedTuple):
+    """Where a figure stands in the JSON of a step: a field of an entry of the list in TABLES.
+
+    wanted: values of the entry. Its plan need only begin with the wanted one, since the names of
+    plans go on, as in `fused L=4`.
+    """
+
+    step: str
+    wanted: Mapping[str, Any]
+    field: str
+
+    def pick(self, data: Mapping[str, Any]) -> float:
+        """Return the figure of the first such entry. Raises LookupError or TypeError without one.
+
+        data: the JSON of the step.
+        """
+
+        def fits(entry: Mapping[str, Any], name: str, wanted: Any) -> bool:
+            value = entry.get(name)
+            return str(value).startswith(wanted) if name == "plan" else bool(value == wanted)
+
+        for entry in data[TABLES[self.step.split()[0]][0]]:
+            if all(fits(entry, name, value) for name, value in self.wanted.items()):
+                return float(entry[self.field])
+        raise LookupError(self.wanted)
+
+
+GREEDY, SAMPLED, ROWS, BATCH = "bench cuda greedy", "bench cuda sampled", "rows cuda", "batch cuda"
+FIGURES = {
+    "ar, greedy: tokens/s": Figure(GREEDY, {"plan": "ar"}, "tokens_per_second"),
+    "ar, greedy: ms a pass": Figure(GREEDY, {"plan": "ar"}, "milliseconds_per_pass"),
+    "two-pass, greedy: times ar": Figure(GREEDY, {"plan": "two-pass"}, "ratio"),
+    "fused, greedy: times ar": Figure(GREEDY, {"plan": "fused"}, "ratio"),
+    "auto (lookahead), greedy: times ar": Figure(GREEDY, {"plan": "auto (lookahead)"}, "ratio"),
+    "ar, T=0.8: ms a pass": Figure(SAMPLED, {"plan": "ar"}, "milliseconds_per_pass"),
+    "fused, T=0.8: times ar": Figure(SAMPLED, {"plan": "fused"}, "ratio"),
+    "trunk, 1 row: ms": Figure(ROWS, {"window": "ar"}, "trunk_milliseconds"),
+    "trunk, 5 rows: times 1 row": Figure(ROWS, {"window": "verify-4"}, "ratio"),
+    "trunk, 25 rows, 20 of them look-ahead: times 1 row": Figure(
+        ROWS, {"window": "fused-4"}, "ratio"
+    ),
+    "tail of ar, greedy: ms": Figure(ROWS, {"window": "ar"}, "tail_milliseconds"),
+    "tail of fused, greedy: ms": Figure(ROWS, {"window": "fused-4"}, "tail_milliseconds"),
+    "ar, 8 sequences: times 1": Figure(BATCH, {"plan": "ar x8"}, "ratio"),
+    "ar, 32 sequences: times 1": Figure(BATCH, {"plan": "ar x32"}, "ratio"),
+    "onnxruntime-genai, greedy: tokens/s": Figure(
+        "genai cuda", {"plan": "genai"}, "tokens_per_second"
+    ),
+}
+"""The figures by which runs are compared, by name."""
+LAYER_STEPS = {"Attention": "layers cuda", "GroupQueryAttention": "attention cuda"}
+for _window, _rows in {"ar": 1, "fused-4": 25}.items():
+    for _operator, _step in LAYER_STEPS.items():
+        for _capacity in (512, 8192):
+            _wanted = {"window": _window, "capacity": _capacity}
+            _name = f"layers of a 7B, {_operator}, {_rows} rows at {_capacity}: ms"
+            FIGURES[_name] = Figure(_step, _wanted, "milliseconds")
+for _plan in ("ar, greedy", "ar, T=0.8", "fused, greedy", "fused, T=0.8"):
+    for _field in ("launches", "microseconds"):
+        _wanted = {"plan": _plan, "kernel": "all"}
+        FIGURES[f"kernels of a pass, {_plan}: {_field}"] = Figure("kernels cuda", _wanted, _field)
 
 
 @dataclass(frozen=True)
 class Machine:
     """The GPU and its libraries.
 
-    gpu: nvidia-smi's fields of GPU 0; empty without a GPU. target: such as `sm90`. memory: GiB.
-    versions: of installed packages.
-    missing: the reasons why some of cuda (ONNX Runtime), tensorrt, tensorrt-rtx, cuda-python,
-    profiler and genai cannot be used, by name. If there is no GPU, the only key is gpu.
+    gpu: nvidia-smi's fields of GPU 0; empty without a GPU. target: the GPU's architecture, such as
+    `sm90`. memory: in GiB. versions: of installed packages, by name.
+    missing: why a part cannot be used, for each of cuda (ONNX Runtime's provider), tensorrt,
+    tensorrt-rtx, cuda-python, profiler and genai that cannot. If there is no GPU, the only key is
+    gpu.
     """
 
     gpu: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +147,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a step. status: ok, failed or skipped. data: the JSON that it wrote."""
+    """The result of a step. status: ok, failed or skipped. data: the JSON that the step wrote."""
 
     name: str
     status: str
@@ -104,7 +157,7 @@ class Result:
 
 
 def inspect_machine() -> Machine:
-    """Run `find_machine` in another process, so that it uses no GPU memory later."""
+    """Run `find_machine` in a process of its own, which frees the GPU memory that it uses."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(find_machine).result()
 
@@ -119,48 +172,35 @@ def find_machine() -> Machine:
     missing = {"cuda": why_not("cuda"), "cuda-python": "" if device else why_no_device()}
     missing |= {"profiler": why_no_profiler(), "genai": why_no_genai()}
     for name, library in LIBRARIES.items():
-        if unknown := library.unknown_target([target]):
-            missing[name] = unknown
-        else:
-            missing[name] = missing["cuda-python"] or why_not(name)
-    installed = dict(
-        sorted(
-            (d.name, d.version)
-            for d in distributions()
-            if re.fullmatch(PACKAGES, d.name or "", re.I)
-        )
-    )
+        unknown = library.unknown_target([target])
+        missing[name] = unknown or missing["cuda-python"] or why_not(name)
+    versions = {each.name: each.version for each in distributions()}
+    shown = [name for name in versions if re.fullmatch(PACKAGES, name or "", re.I)]
     memory = device.total / 2**30 if device else float(gpu["memory.total"].split()[0]) / 1024
-    return Machine(
-        gpu, target, memory, installed, {name: why for name, why in missing.items() if why}
-    )
+    reasons = {name: why for name, why in missing.items() if why}
+    return Machine(gpu, target, memory, {name: versions[name] for name in sorted(shown)}, reasons)
 
 
 def nvidia_smi() -> dict[str, str]:
     """Return SMI_FIELDS of GPU 0, or {} if nvidia-smi fails."""
     command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader", "--id=0"]
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=True
-        ).stdout
+        answer = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=30)
         return dict(zip(SMI_FIELDS.split(","), map(str.strip, answer.split(",")), strict=True))
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
 
 
 def why_not(name: str) -> str:
-    """Return the reason why a library cannot be used, or ""."""
+    """Return the reason why a library cannot be used, or "". name: cuda, or one of LIBRARIES."""
     try:
         if name in LIBRARIES:
             import_library(LIBRARIES[name])
-        elif (
-            "CUDAExecutionProvider"
-            not in importlib.import_module("onnxruntime").get_available_providers()
-        ):
-            return why_no_cuda()
+            return ""
+        providers = importlib.import_module("onnxruntime").get_available_providers()
+        return "" if "CUDAExecutionProvider" in providers else why_no_cuda()
     except Exception as error:  # an incomplete installation can raise any error
         return " ".join(str(error).split()) or type(error).__name__
-    return ""
 
 
 def why_no_genai() -> str:
@@ -170,99 +210,119 @@ def why_no_genai() -> str:
         genai = importlib.import_module("onnxruntime_genai")
     except Exception as error:  # without CUDA's libraries any error
         return f"onnxruntime-genai cannot be imported ({' '.join(str(error).split())}); {install}"
-    return (
-        ""
-        if genai.is_cuda_available()
-        else f"this onnxruntime-genai has no CUDA; uninstall it, and {install}"
-    )
+    without_cuda = f"this onnxruntime-genai has no CUDA; uninstall it, and {install}"
+    return "" if genai.is_cuda_available() else without_cuda
+
+
+def why_no_profiler() -> str:
+    """Return the reason why torch's profiler cannot time kernels, or ""."""
+    install = "install a CUDA build of torch"
+    try:
+        from torch.profiler import ProfilerActivity, supported_activities
+    except ImportError as error:
+        return f"torch's profiler cannot be imported ({error}); {install}"
+    if ProfilerActivity.CUDA not in supported_activities():
+        return f"this torch has no CUPTI, through which kernels are timed; {install}"
+    return ""
 
 
 def verdict(machine: Machine, results: Sequence[Result]) -> tuple[str, str]:
     """Return one of VERDICTS, and its reason."""
     failed = [
-        result
-        for result in results
-        if result.status == "failed" and not result.name.startswith(ASIDE)
+        each for each in results if each.status == "failed" and not each.name.startswith(ASIDE)
     ]
-    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     if failed:
-        return "wrong", f"{failed[0].name} failed: {failed[0].reason}{more}"
-    ran = [
-        result
-        for result in results
-        if result.status == "ok" and result.name.split()[0] in GPU_STEPS
-    ]
+        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        return "wrong", f"{failed[0].name} failed: {failed[0].reason}{others}"
+    ran = [each for each in results if each.status == "ok" and each.name.split()[0] in GPU_STEPS]
     if not ran and not machine.gpu:
         return "nothing ran", f"no NVIDIA GPU: {machine.missing['gpu']}"
-    skipped = [result.reason for result in results if result.status == "skipped"]
+    skipped = [each.reason for each in results if each.status == "skipped"]
     if not ran:
         return "nothing ran", skipped[0] if skipped else "no step was chosen"
     for result in ran:
         for name, why in (result.data or {}).get("uncaptured", {}).items():
             return "works but not captured", f"{result.name}: {name}: {why}"
-    return "works", f"{len(ran)} steps on the GPU" + (
-        f", {len(skipped)} skipped" if skipped else ""
-    )
+    left_out = f", {len(skipped)} skipped" if skipped else ""
+    return "works", f"{len(ran)} steps on the GPU{left_out}"
+
+
+def figures(results: Iterable[Result]) -> dict[str, float]:
+    """Return those of FIGURES that the data of the steps have."""
+    data = {result.name: result.data for result in results}
+    values = {}
+    for name, figure in FIGURES.items():
+        try:
+            values[name] = figure.pick(data[figure.step])
+        except (LookupError, TypeError):  # not run, or not with this plan, or not timed
+            continue
+    return values
+
+
+def compared(before: Mapping[str, float], now: Mapping[str, float]) -> list[dict[str, str]]:
+    """Return the rows of a table: every figure now, and in an earlier report if there is one."""
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    rows = []
+    for name in FIGURES:
+        old, new = before.get(name), now.get(name)
+        if old is None and new is None:
+            continue
+        row = {"figure": name, "now": shown(new)}
+        if before:
+            ratio = f"{new / old:.2f}" if old and new is not None else "-"
+            row = {"figure": name, "before": shown(old), "now": shown(new), "now / before": ratio}
+        rows.append(row)
+    return rows
 
 
 def tables(
-    machine: Machine, results: Sequence[Result], before: Mapping[str, float] = NOTHING
+    machine: Machine, results: Sequence[Result], before: Mapping[str, float] = NO_FIGURES
 ) -> dict[str, list[dict[str, str]]]:
     """Return the rows of each table of the report by its title: the machine, the steps, the figures
     to compare, and all measurements. before: figures of an earlier report."""
     unusable = {name: f"not usable: {why}" for name, why in machine.missing.items()}
     facts = {**machine.gpu, **machine.versions, **unusable}
-    shown = {
-        "GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()],
-        "steps": [],
-    }
     data = {step.name: step.data for step in results if step.data}
+    rows = {"GPU and libraries": [{"": name, "as found": value} for name, value in facts.items()]}
+    rows["steps"] = []
+    for step in results:
+        is_advice = step.name.startswith("attention")
+        reason = attention_advice(step, data.get("layers cuda")) if is_advice else step.reason
+        row = {"step": step.name, "status": step.status, "seconds": f"{step.seconds:.0f}"}
+        rows["steps"].append(row | {"reason": reason})
+    if figure_rows := compared(before, figures(results)):
+        rows["figures"] = figure_rows
     bandwidth = data.get("device", {}).get("copy_bandwidth")
     for step in results:
-        reason = (
-            attention_advice(step, data.get("layers cuda"))
-            if step.name.startswith("attention")
-            else step.reason
-        )
-        row = {
-            "step": step.name,
-            "status": step.status,
-            "seconds": f"{step.seconds:.0f}",
-            "reason": reason,
-        }
-        shown["steps"].append(row)
-    if chosen := compared(before, figures(data)):
-        shown["figures"] = chosen
-    for step in results:
-        entries, keys = TABLES.get(step.name.split()[0], ("", ()))
+        entries, fields = TABLES.get(step.name.split()[0], ("", ()))
         for entry in step.data[entries] if entries and step.data else ():
-            line = entry | (_extrapolate(entry, bandwidth) if "layer_bytes" in entry else {})
-            shown.setdefault(step.name, []).append(
-                {key.replace("_", " "): _cell(line.get(key)) for key in keys}
-            )
-    return shown
+            values = entry | (_extrapolate(entry, bandwidth) if "layer_bytes" in entry else {})
+            row = {name.replace("_", " "): _cell(values.get(name)) for name in fields}
+            rows.setdefault(step.name, []).append(row)
+    return rows
 
 
 def attention_advice(step: Result, plain: Any) -> str:
-    """Return advice on exporting with PLAIN_FLAG. step: its result. plain: the data with
-    PLAIN_FLAG."""
+    """Return advice on exporting with PLAIN_FLAG.
+
+    step: the result of passes without PLAIN_FLAG. plain: the data of passes with it, or None.
+    """
+    if step.status == "failed":
+        return f"export with {PLAIN_FLAG}: {step.reason}"
     if step.status != "ok":
-        return (
-            f"export with {PLAIN_FLAG}: {step.reason}" if step.status == "failed" else step.reason
-        )
+        return step.reason
     if plain is None:
         return f"run the step 'layers cuda' too; its times show if {PLAIN_FLAG} is slower"
-    scale = max(map(abs, plain["logits"]))
-    difference = (
-        max(abs(a - b) for a, b in zip(plain["logits"], step.data["logits"], strict=True)) / scale
-    )
-    if not difference <= MAX_LOGIT_DIFFERENCE:
-        return (
-            f"export with {PLAIN_FLAG}: logits differ by up to {difference:.2g} of the "
-            "largest logit"
-        )
-    pairs = zip(step.data["cells"], plain["cells"], strict=True)
-    ratio = statistics.mean(new["milliseconds"] / old["milliseconds"] for new, old in pairs)
+    pairs = zip(plain["logits"], step.data["logits"], strict=True)
+    difference = max(abs(a - b) for a, b in pairs) / max(map(abs, plain["logits"]))
+    if not difference <= MAX_LOGIT_DIFFERENCE:  # also if it is NaN
+        share = f"{difference:.2g} of the largest logit"
+        return f"export with {PLAIN_FLAG}: logits differ by up to {share}"
+    cells = zip(step.data["cells"], plain["cells"], strict=True)
+    ratio = statistics.mean(new["milliseconds"] / old["milliseconds"] for new, old in cells)
     advice = "leave out" if ratio < MAX_TIME_RATIO else "export with"
     return f"{advice} {PLAIN_FLAG}: passes take {ratio:.2f} times as long without it"
 
@@ -270,9 +330,9 @@ def attention_advice(step: Result, plain: Any) -> str:
 def _extrapolate(cell: Mapping[str, Any], bandwidth: float | None) -> dict[str, float]:
     """Return two columns for a pass of some layers of the random 7B model.
 
-    "of the bound": the time of copying the bytes that the pass reads, divided by its time. "7B,
-    extrapolated": the milliseconds of a pass with all layers, in proportion to the bytes read.
-    bandwidth: bytes per second.
+    "of the bound": the time of copying the bytes that the pass reads, divided by its time; left out
+    without a bandwidth. "7B, extrapolated": the milliseconds of a pass with all layers, in
+    proportion to the bytes read. bandwidth: bytes per second.
     """
     read, whole = (
         cell["other_bytes"] + count * cell["layer_bytes"]
@@ -289,14 +349,15 @@ def _cell(value: object) -> str:
 
 
 def read_figures(report: Path | None) -> Mapping[str, float]:
-    """Return the figures in a report.json; none without one. Raises PassError if the file has
-    none."""
+    """Return the figures in a report.json; none if `report` is None.
+
+    Raises PassError if the file has no figures.
+    """
     if report is None:
-        return NOTHING
+        return NO_FIGURES
     try:
-        return {
-            name: float(value) for name, value in json.loads(read_text(report))["figures"].items()
-        }
+        values = json.loads(read_text(report))["figures"]
+        return {name: float(value) for name, value in values.items()}
     except (ValueError, TypeError, LookupError, AttributeError):
         raise PassError(f"{report} is no report.json of this script") from None
 
@@ -306,15 +367,13 @@ def write_report(
     bundle: Path,
     machine: Machine,
     results: Sequence[Result],
-    before: Mapping[str, float] = NOTHING,
+    before: Mapping[str, float] = NO_FIGURES,
 ) -> str:
-    """Write report.json and report.md atomically. Return report.md. before: see `tables`."""
+    """Write report.json and report.md, each atomically. Return the text of report.md."""
     name, why = verdict(machine, results)
     report = {"verdict": name, "why": why, "bundle": str(bundle), **asdict(machine)}
-    report["figures"] = figures({step.name: step.data for step in results if step.data})
-    write_json(
-        report | {"steps": [asdict(result) for result in results]}, directory / "report.json"
-    )
+    report |= {"figures": figures(results), "steps": [asdict(result) for result in results]}
+    write_json(report, directory / "report.json")
     text = f"**VERDICT: {name}** ({why})\n\n"
     for title, rows in tables(machine, results, before).items():
         headings = [*rows[0]] if rows else []

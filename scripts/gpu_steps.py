@@ -1,16 +1,22 @@
-"""Steps of scripts/gpu_check.py that are not commands of the toolkit.
+"""The steps of scripts/gpu_check.py that are not commands of the toolkit.
 
 They check that the device works, compare the text of a tiny model with the CPU's, and time passes
-by rows, kernels by name and onnxruntime-genai.
+by rows, the kernels of passes by name, and onnxruntime-genai. Kernels are recorded by torch's
+profiler, through NVIDIA's CUPTI, which CUDA builds of torch bring: it sees all kernels of the
+process, whoever launched them, also those in captured graphs.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 from bench_peers import build_genai, open_genai, rate
-from gpu_kernels import time_kernels, why_no_profiler
+from gpu_report import why_no_profiler
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest
 from pass_runtime.backends.cuda import (
@@ -37,37 +43,38 @@ from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.measuring.lossless import first_difference, run_tokens, token_scores
 from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, read_prompt_set
 
-SCRIPTS = Path(__file__).resolve().parent
 COPY_BYTES, TIMED_COPY_BYTES, TIMED_COPIES = 1 << 20, 1 << 30, 10
 """Bytes of the copy that is compared; bytes and number of the copies that are timed."""
-TINY_SIZES = {
-    "layers": 2,
-    "hidden": 128,
-    "intermediate": 256,
-    "heads": 4,
-    "kv-heads": 2,
-    "vocab": 1024,
-    "positions": 256,
-}
-SIZES_OF_7B = {
-    "hidden": 4096,
-    "intermediate": 11008,
-    "heads": 32,
-    "kv-heads": 8,
-    "vocab": 32000,
-    "positions": 8192,
-}
-"""Sizes of random models. Those of 7B are LLaMA-7B's, but with 8 KV heads, as in newer models."""
+SIZE_NAMES = ("hidden", "intermediate", "heads", "kv-heads", "vocab", "positions")
+TINY_SIZES = {"layers": 2, **dict(zip(SIZE_NAMES, (128, 256, 4, 2, 1024, 256), strict=True))}
+SIZES_OF_7B = dict(zip(SIZE_NAMES, (4096, 11008, 32, 8, 32000, 8192), strict=True))
+"""Sizes of random models, by the option of scripts/random_llama.py. Those of 7B are LLaMA-7B's, but
+with 8 KV heads, as in newer models."""
 PLANS, TOKENS = ("ar", "two-pass", "fused", "auto"), 40
 SAMPLINGS = (SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.9, 7))
 FP16_BYTES, SAVED_LOGITS = 2, 512
 """Bytes of an fp16 number; the number of logits that are saved."""
+GPU_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of the profiler's events that occupy the GPU."""
+SHOWN_KERNELS, MAX_NAME_LENGTH = 20, 70
+"""Kernels of a pass that get a row each; a row sums up the others. Longer names are cut."""
+PROFILED_TOKENS = 64
+PROFILED = {
+    f"{plan}, {name}": (plan, sampling)
+    for plan in ("ar", "fused")
+    for name, sampling in {"greedy": SamplingParams(), "T=0.8": SamplingParams(0.8, seed=1)}.items()
+}
+"""Plans and sampling of the passes whose kernels are timed, by the name in the report."""
+Event = Mapping[str, Any]
+"""An event of a Chrome trace: name, cat (its category), dur (microseconds)."""
+Profile = Callable[[Callable[[], int]], tuple[Iterable[Event], int]]
+"""Calls a function, and returns the events meanwhile and the function's result."""
 
 
 def check_device(api: Any) -> dict[str, Any]:
-    """Check copies, and their capture in a CUDA graph. Return the checks, what was not captured,
-    and the bandwidth.
+    """Check copies, and their capture in a CUDA graph. Return the results as the report has them.
 
+    checks: entries of check and result. uncaptured: the reason, if a copy was not captured.
     copy_bandwidth: bytes per second that copies in GPU memory read and write. Raises PassError if
     the device fails, or changes the copied bytes.
     """
@@ -82,12 +89,12 @@ def check_device(api: Any) -> dict[str, Any]:
             checks[name] = f"{version // 1000}.{version % 1000 // 10}"
     cuda, uncaptured = Cuda(api), {}
     try:
-        given = np.random.default_rng(0).integers(0, 256, COPY_BYTES, np.uint8)
+        sent = np.random.default_rng(0).integers(0, 256, COPY_BYTES, np.uint8)
         address, pinned = cuda.allocate(COPY_BYTES), cuda.pinned((COPY_BYTES,), np.uint8)
-        back = np.zeros_like(given)
-        cuda.upload(address, given)
-        cuda.download(back, address)
-        _compare(back, given, "a copy to the GPU and back")
+        received = np.zeros_like(sent)
+        cuda.upload(address, sent)
+        cuda.download(received, address)
+        _compare(received, sent, "a copy to the GPU and back")
         checks["copy"] = "unchanged"
         try:
             graph = cuda.capture(lambda: cuda.enqueue_download(pinned, address))
@@ -95,21 +102,21 @@ def check_device(api: Any) -> dict[str, Any]:
             uncaptured["a copy"] = checks["capture"] = str(error)
         else:
             for replay in range(2):
-                cuda.upload(address, np.roll(given, replay))
+                cuda.upload(address, np.roll(sent, replay))
                 cuda.launch(graph)
                 cuda.synchronize()
-                _compare(pinned, np.roll(given, replay), "a captured copy")
+                _compare(pinned, np.roll(sent, replay), "a captured copy")
             checks["capture"] = "replayed twice"
         bandwidth = _copy_bandwidth(api, cuda, min(TIMED_COPY_BYTES, device.free // 4))
         checks["copies in GPU memory"] = f"{bandwidth / 1e9:.0f} GB/s"
     finally:
         cuda.close()
-    shown = [{"check": name, "result": found} for name, found in checks.items()]
-    return {"checks": shown, "uncaptured": uncaptured, "copy_bandwidth": bandwidth}
+    entries = [{"check": name, "result": result} for name, result in checks.items()]
+    return {"checks": entries, "uncaptured": uncaptured, "copy_bandwidth": bandwidth}
 
 
-def _compare(found: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8], what: str) -> None:
-    if wrong := int((found != expected).sum()):
+def _compare(copied: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8], what: str) -> None:
+    if wrong := int((copied != expected).sum()):
         raise PassError(
             f"{what} changed {wrong} of {expected.size} bytes: the GPU or its driver is broken"
         )
@@ -131,7 +138,7 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
 def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: Any) -> Path:
     """Export a random Llama into `place`, and build engines if `device` needs them.
 
-    An existing bundle or set of engines is reused. options: of ExportConfig.
+    A bundle and engines that are there already are reused. options: of ExportConfig.
     """
     from rich.console import Console
 
@@ -143,36 +150,32 @@ def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: A
     model, bundle = place / "model", place / options.get("cuda_attention", "bundle")
     with Terminal(Console(stderr=True)) as progress:
         if not (bundle / FILE_NAME).is_file():
+            script = Path(__file__).with_name("random_llama.py")
             flags = [f"--{name}={size}" for name, size in sizes.items()]
-            subprocess.run(
-                [sys.executable, Path(__file__).with_name("random_llama.py"), model, *flags],
-                check=True,
-            )
+            subprocess.run([sys.executable, script, model, *flags], check=True)
             export(ExportConfig(str(model), lookahead=4, output=bundle, **options), progress)
-        if device in LIBRARIES and device not in [
-            engines.library for engines in read_manifest(bundle).engines
-        ]:
+        built = [engines.library for engines in read_manifest(bundle).engines]
+        if device in LIBRARIES and device not in built:
             build_engines(bundle, EngineConfig(device, max_seq_len=sizes["positions"]), progress)
     return bundle
 
 
-def compare_plans(expected: Session, found: Session) -> dict[str, Any]:
-    """Return for every plan if `found` writes what `expected` writes by `ar`, and if it was
-    captured."""
+def compare_plans(expected: Session, tested: Session) -> dict[str, Any]:
+    """Check for every plan if `tested` writes what `expected` writes by `ar`, but for near-ties.
+
+    Return entries of plan, same_tokens and captured, and what was not captured and why.
+    """
     prompt, plans = list(range(3, 30)), []
     for plan in PLANS:
         same = True
         for sampling in SAMPLINGS:
             options = GenerateOptions(TOKENS, sampling, plan=plan, ignore_eos=True)
-            plain = GenerateOptions(TOKENS, sampling, plan="ar", ignore_eos=True)
-            texts = (
-                run_tokens(expected, prompt, plain).token_ids,
-                run_tokens(found, prompt, options).token_ids,
-            )
-            difference = first_difference(expected, prompt, options, *texts)
+            text = run_tokens(expected, prompt, replace(options, plan="ar")).token_ids
+            written = run_tokens(tested, prompt, options).token_ids
+            difference = first_difference(expected, prompt, options, text, written)
             same &= difference is None or difference.is_near_tie
-        plans.append({"plan": plan, "same_tokens": same, "captured": not found.backend.uncaptured})
-    return {"plans": plans, "uncaptured": found.backend.uncaptured}
+        plans.append({"plan": plan, "same_tokens": same, "captured": not tested.backend.uncaptured})
+    return {"plans": plans, "uncaptured": tested.backend.uncaptured}
 
 
 def time_rows(
@@ -180,38 +183,115 @@ def time_rows(
 ) -> list[dict[str, Any]]:
     """Time the trunk by number of rows, with a KV cache that is full except for the widest window.
 
-    Return its milliseconds, and the bytes that a pass reads for each layer and for the LM head."""
+    Return an entry for each window of so many rows: the milliseconds of the trunk, and the bytes
+    that a pass reads for each layer and for the LM head (fp16).
+    """
     widest = max(*rows, session.backend.capabilities.least_width)
     request = RowsOptions(SamplingParams(), tuple(rows), cached=capacity - widest)
-    key_size, hidden = sizes["hidden"] // sizes["heads"] * sizes["kv-heads"], sizes["hidden"]
-    layer = (
-        hidden * (2 * hidden + 2 * key_size + 3 * sizes["intermediate"]) + 2 * key_size * capacity
-    )
-    read = {"layers": sizes["layers"], "layer_bytes": FP16_BYTES * layer, "capacity": capacity}
-    read["other_bytes"] = FP16_BYTES * hidden * sizes["vocab"]
+    hidden = sizes["hidden"]
+    key_size = hidden // sizes["heads"] * sizes["kv-heads"]
+    weights = hidden * (2 * hidden + 2 * key_size + 3 * sizes["intermediate"])
+    shared = {"layers": sizes["layers"], "capacity": capacity}
+    shared["layer_bytes"] = FP16_BYTES * (weights + 2 * key_size * capacity)
+    shared["other_bytes"] = FP16_BYTES * hidden * sizes["vocab"]
     return [
-        {name: row[name] for name in ("window", "rows", "ratio")}
-        | read
-        | {"milliseconds": row["trunk_milliseconds"]}
+        {
+            **{name: row[name] for name in ("window", "rows", "ratio")},
+            **shared,
+            "milliseconds": row["trunk_milliseconds"],
+        }
         for row in measure_rows(session, request, [[3]])["rows"]
     ]
 
 
-@click.group()
+def profile(work: Callable[[], int]) -> tuple[list[Event], int]:
+    """Record the GPU's events while `work` runs, as a `Profile` does."""
+    import torch
+
+    torch.cuda.init()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        result = work()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as directory:
+        trace = Path(directory, "trace.json")
+        recorded.export_chrome_trace(str(trace))
+        return list(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]), result
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name without return type, namespaces, parameters and template arguments.
+
+    One argument stays: that by which kernels of ONNX Runtime and CUTLASS say what they compute.
+    """
+    operation = re.search(r"\b(OP_|cutlass_)\w+", name)
+    name = name.removeprefix("void ")
+    while (shorter := re.sub(r"<[^<>]*>", "", name)) != name:
+        name = shorter
+    name = re.sub(r"(\(anonymous namespace\)|\w+)::", "", name).partition("(")[0].strip()
+    name = name or "unnamed"
+    return (f"{name} {operation[0]}" if operation and operation[0] != name else name)[
+        :MAX_NAME_LENGTH
+    ]
+
+
+def kernel_rows(plan: str, events: Iterable[Event], passes: int) -> list[dict[str, Any]]:
+    """Return a row for all kernels together, then a row for each name, the longest times first.
+
+    Each row has the launches and the microseconds of one pass. passes: how many passes the events
+    come from. Raises PassError if there are no kernels.
+    """
+    times = defaultdict[str, list[float]](list)
+    for event in events:
+        if event.get("cat") in GPU_EVENTS:
+            times[short_name(event["name"])].append(event["dur"])
+    if not times:
+        raise PassError(
+            "the profiler saw no kernels: CUPTI may not be allowed here, or another profiler "
+            "is running"
+        )
+    names = sorted(times, key=lambda name: -sum(times[name]))
+
+    def row(label: str, names: Sequence[str]) -> dict[str, Any]:
+        launches = sum(len(times[name]) for name in names) / passes
+        microseconds = sum(sum(times[name]) for name in names) / passes
+        return {"plan": plan, "kernel": label, "launches": launches, "microseconds": microseconds}
+
+    shown, others = names[:SHOWN_KERNELS], names[SHOWN_KERNELS:]
+    rows = [row("all", names), *(row(name, [name]) for name in shown)]
+    return [*rows, row(f"{len(others)} others", others)] if others else rows
+
+
+def time_kernels(session: Session, run: Profile = profile) -> dict[str, Any]:
+    """Return `kernel_rows` of each of PROFILED.
+
+    The prompt is one token, so that nothing but passes of the plan runs. Each text is written once
+    before it is profiled, so that everything is captured.
+    """
+    rows = []
+    for name, (plan, sampling) in PROFILED.items():
+        options = GenerateOptions(PROFILED_TOKENS, sampling, plan=plan, ignore_eos=True)
+
+        def write(options: GenerateOptions = options) -> int:
+            return session.generate_ids([3], options).result().stats.passes
+
+        write()
+        events, passes = run(write)
+        rows += kernel_rows(name, events, passes)
+    return {"kernels": rows, "uncaptured": session.backend.uncaptured}
+
+
+PATH = click.Path(path_type=Path)
+BUNDLE = click.argument("bundle", type=PATH)
+OUTPUT = click.option("-o", "--output", type=PATH, help="Write the results here, as JSON.")
+DEVICE = click.option("--device", default="cuda")
+KEEP = click.option(
+    "--keep", type=PATH, default=Path("build/gpu"), help="Directory for models, which are reused."
+)
+
+
+@click.group(context_settings={"show_default": True})
 def main() -> None:
     """Run one step of scripts/gpu_check.py."""
-
-
-OUTPUT = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write the results here, as JSON."
-)
-DEVICE = click.option("--device", default="cuda", show_default=True)
-KEEP = click.option(
-    "--keep",
-    type=click.Path(path_type=Path),
-    default=Path("build/gpu"),
-    help="Directory for models, which are reused.",
-)
 
 
 @main.command()
@@ -237,8 +317,7 @@ def tiny(device: str, output: Path | None) -> None:
         with load(bundle, "cpu", threads=1) as on_cpu, load(bundle, device) as on_device:
             report = compare_plans(on_cpu, on_device)
     write_json(report, output)
-    wrong = [each["plan"] for each in report["plans"] if not each["same_tokens"]]
-    if wrong:
+    if wrong := [each["plan"] for each in report["plans"] if not each["same_tokens"]]:
         raise PassError(
             f"{', '.join(wrong)} on {device} write other tokens than the CPU; please report it"
         )
@@ -247,21 +326,10 @@ def tiny(device: str, output: Path | None) -> None:
 
 @main.command()
 @DEVICE
-@click.option("--layers", default=4, show_default=True)
-@click.option(
-    "--cuda-attention", default="attention", show_default=True, help="As for pass-export."
-)
-@click.option(
-    "--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 25), show_default=True
-)
-@click.option(
-    "--capacity",
-    "capacities",
-    multiple=True,
-    type=int,
-    default=(512, 2048, 8192),
-    show_default=True,
-)
+@click.option("--layers", default=4)
+@click.option("--cuda-attention", default="attention", help="As for pass-export.")
+@click.option("--rows", multiple=True, type=click.IntRange(1), default=(1, 5, 25))
+@click.option("--capacity", "capacities", multiple=True, type=int, default=(512, 2048, 8192))
 @KEEP
 @OUTPUT
 @one_line_errors
@@ -273,20 +341,16 @@ def layers(
     place = keep / "-".join(map(str, sizes.values()))
     bundle = make_bundle(place, device, sizes, dtype="fp16", cuda_attention=cuda_attention)
     with load(bundle, device, max_batch_size=1, prefix_cache=False) as session:
-        logits = token_scores(session, list(range(3, 40)), GenerateOptions(1))[
-            :SAVED_LOGITS
-        ].tolist()
-        cells = [
-            cell
-            for size in given["capacities"]
-            for cell in time_rows(session, given["rows"], size, sizes)
-        ]
-        report = {"cells": cells, "logits": logits, "uncaptured": session.backend.uncaptured}
-    write_json(report, output)
+        logits = token_scores(session, list(range(3, 40)), GenerateOptions(1))
+        cells = []
+        for capacity in given["capacities"]:
+            cells += time_rows(session, given["rows"], capacity, sizes)
+        report = {"cells": cells, "uncaptured": session.backend.uncaptured}
+    write_json(report | {"logits": logits[:SAVED_LOGITS].tolist()}, output)
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@BUNDLE
 @DEVICE
 @OUTPUT
 @one_line_errors
@@ -299,15 +363,10 @@ def kernels(bundle: Path, device: str, output: Path | None) -> None:
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@BUNDLE
 @DEVICE
-@click.option(
-    "--precision",
-    default="fp16",
-    show_default=True,
-    help="Of its weights: int4, fp16 (CUDA), fp32 (CPU).",
-)
-@click.option("--tokens", default=64, show_default=True, help="Length of each answer.")
+@click.option("--precision", default="fp16", help="Of its weights: int4, fp16 (CUDA), fp32 (CPU).")
+@click.option("--tokens", default=64, help="Length of each answer.")
 @KEEP
 @OUTPUT
 @one_line_errors
@@ -318,17 +377,13 @@ def genai(
     directory = build_genai(bundle, keep / f"genai-{device}" / precision, device)
     with load(bundle, "cpu", weight_cache=False) as session:
         prompts = [encode(session, prompt) for prompt in read_prompt_set(FIRST_LOOK_PROMPTS)]
-    write, times = open_genai(directory, 0), []
+    write, texts = open_genai(directory, 0), []
     for ids in prompts:
         write(ids, tokens, ignore_eos=True)  # to warm up
-        times.append(write(ids, tokens, ignore_eos=True))
-    speed = rate(times)
-    shown = {
-        "plan": f"genai {precision}",
-        "tokens_per_second": speed,
-        "milliseconds_per_pass": 1000 / speed,
-    }
-    write_json({"plans": [shown]}, output)
+        texts.append(write(ids, tokens, ignore_eos=True))
+    speed = rate(texts)
+    times = {"tokens_per_second": speed, "milliseconds_per_pass": 1000 / speed}
+    write_json({"plans": [{"plan": f"genai {precision}"} | times]}, output)
 
 
 if __name__ == "__main__":

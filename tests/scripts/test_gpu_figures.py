@@ -19,12 +19,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-import gpu_kernels  # noqa: E402
 import gpu_report  # noqa: E402
 import gpu_steps  # noqa: E402
-from gpu_figures import FIGURES, compared, figures  # noqa: E402
-from gpu_kernels import kernel_rows, short_name, time_kernels  # noqa: E402
-from gpu_report import Machine, Result, read_figures, tables, verdict, write_report  # noqa: E402
+from gpu_report import (  # noqa: E402
+    FIGURES,
+    Machine,
+    Result,
+    compared,
+    figures,
+    read_figures,
+    tables,
+    verdict,
+    write_report,
+)
+from gpu_steps import kernel_rows, short_name, time_kernels  # noqa: E402
 
 GPU = {"name": "GPU"}
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_relu<128, 64>>(cutlass::Params)"
@@ -57,12 +65,12 @@ def test_kernels_of_a_pass():
     """Rows: the sum, then kernels by time, then the rest as one. Events of the CPU do not count."""
     events = [kernel(GEMM, 30.0), kernel(GEMM, 50.0), kernel("Memcpy DtoH", 2.0, "gpu_memcpy")]
     events += [kernel("cudaGraphLaunch", 500.0, "cuda_runtime"), {"name": "a mark", "ph": "i"}]
-    events += [kernel(f"rare{i}", 1.0) for i in range(gpu_kernels.SHOWN_KERNELS)]
+    events += [kernel(f"rare{i}", 1.0) for i in range(gpu_steps.SHOWN_KERNELS)]
     rows = kernel_rows("ar", events, 2)
     assert rows[0] == {"plan": "ar", "kernel": "all", "launches": 11.5, "microseconds": 51.0}
     gemm = {"kernel": short_name(GEMM), "launches": 1.0, "microseconds": 40.0}
     assert rows[1] == {"plan": "ar"} | gemm
-    assert rows[2]["kernel"] == "Memcpy DtoH" and len(rows) == gpu_kernels.SHOWN_KERNELS + 2
+    assert rows[2]["kernel"] == "Memcpy DtoH" and len(rows) == gpu_steps.SHOWN_KERNELS + 2
     assert rows[-1] == {"plan": "ar", "kernel": "2 others", "launches": 1.0, "microseconds": 1.0}
     with pytest.raises(PassError, match="saw no kernels"):
         kernel_rows("ar", [], 2)
@@ -80,9 +88,9 @@ def test_every_plan_is_profiled_alone(tiny_bundle: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(session.backend, "prefill", lambda *_: pytest.fail("a prefill"))
         report = time_kernels(session, profiled)
     plans = {row["plan"]: row for row in report["kernels"] if row["kernel"] == "all"}
-    assert list(plans) == list(gpu_kernels.PROFILED) and report["uncaptured"] == {}
+    assert list(plans) == list(gpu_steps.PROFILED) and report["uncaptured"] == {}
     assert {(row["launches"], row["microseconds"]) for row in plans.values()} == {(1.0, 4.0)}
-    assert counts[0] >= gpu_kernels.TOKENS - 1 and counts[2] <= counts[0]
+    assert counts[0] >= gpu_steps.PROFILED_TOKENS - 1 and counts[2] <= counts[0]
 
 
 def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
@@ -90,10 +98,10 @@ def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
         cuda = SimpleNamespace(CUDA=1)
         torch = SimpleNamespace(ProfilerActivity=cuda, supported_activities=activities)
         monkeypatch.setitem(sys.modules, "torch.profiler", torch)
-        why = gpu_kernels.why_no_profiler()
+        why = gpu_report.why_no_profiler()
         assert reason in why and bool(why) == bool(reason)
     monkeypatch.setitem(sys.modules, "torch.profiler", None)
-    assert "torch's profiler cannot be imported" in gpu_kernels.why_no_profiler()
+    assert "torch's profiler cannot be imported" in gpu_report.why_no_profiler()
 
 
 def test_why_genai_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
@@ -129,7 +137,7 @@ def test_measure_runs_every_step_that_has_figures(tmp_path: Path):
         return gpu_check.plan_steps(Machine(GPU, "sm90", 80.0, {}, missing), tmp_path, 8, 4)
 
     chosen = [step.name for step in steps({}) if step.name.startswith(gpu_check.MEASURED)]
-    assert {step for step, _ in FIGURES.values()} <= set(chosen)
+    assert {figure.step for figure in FIGURES.values()} <= set(chosen)
     assert {name.split()[1] for name in chosen if " " in name} == {"cuda"} and "tests" not in chosen
     without = steps({"profiler": "no CUPTI", "genai": "no genai"})
     blocked = {step.name: step.blocked for step in without}
@@ -149,6 +157,7 @@ STEPS: dict[str, Any] = {
     "kernels cuda": {"kernels": [KERNELS]},
     "genai cuda": {"plans": [{"plan": "genai fp16", "tokens_per_second": 600.0}]},
 }
+RESULTS = [Result(name, "ok", data=data) for name, data in STEPS.items()]
 EXPECTED = {
     "ar, greedy: tokens/s": 500.0,
     "ar, greedy: ms a pass": 2.0,
@@ -163,15 +172,14 @@ EXPECTED = {
 
 
 def test_figures_of_the_steps_that_ran():
-    assert figures(STEPS) == EXPECTED
+    assert figures(RESULTS) == EXPECTED
 
 
 def test_figures_beside_earlier_ones(tmp_path: Path):
-    results = [Result(name, "ok", data=data) for name, data in STEPS.items()]
-    write_report(tmp_path, tmp_path, Machine(GPU), results)
+    write_report(tmp_path, tmp_path, Machine(GPU), RESULTS)
     before = read_figures(tmp_path / "report.json")
     before |= {"fused, greedy: times ar": 0.7, "trunk, 1 row: ms": 1.74}
-    rows = {row["figure"]: row for row in tables(Machine(), results, before)["figures"]}
+    rows = {row["figure"]: row for row in tables(Machine(), RESULTS, before)["figures"]}
     row = rows["fused, greedy: times ar"]
     assert row.pop("figure") == "fused, greedy: times ar"
     assert row == {"before": "0.7", "now": "1.4", "now / before": "2.00"}
