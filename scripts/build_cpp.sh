@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
-# Builds the C++ runtime on a Debian machine in build/cpp: installs what it needs, compiles, and
+# Builds the C++ runtime in build/cpp on a Debian machine: installs what it needs, compiles, and
 # runs ctest.
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; or address, undefined, or both
 #     scripts/build_cpp.sh --no-tests             # without ctest
-#     scripts/build_cpp.sh --target "NAME ..."    # only these targets; --into DIRECTORY: build there
+#     scripts/build_cpp.sh --into DIRECTORY       # builds there
+#     scripts/build_cpp.sh --target "NAME ..."    # builds only these targets
 #     scripts/build_cpp.sh -- -DPASS_X=Y          # arguments for cmake
 #
-# PYTHON: the interpreter whose onnxruntime is used. ONNXRUNTIME_LIBRARY, ONNXRUNTIME_INCLUDE: of
-# another onnxruntime. TENSORRT_INCLUDE: TensorRT's headers, for --device tensorrt (default: those of
-# 10.14, from a Python package); for versions 10 and 11, two directories with a semicolon between
-# them. TENSORRT_RTX_INCLUDE: TensorRT-RTX's headers, for --device tensorrt-rtx (no default).
-# CPP_JOBS: how many compilers run at a time (2).
+# Variables:
+#     PYTHON                 the interpreter whose onnxruntime package has the library
+#     ONNXRUNTIME_LIBRARY    the library of another onnxruntime,
+#     ONNXRUNTIME_INCLUDE    and the directory with its headers
+#     TENSORRT_INCLUDE       TensorRT's headers, for --device tensorrt (default: those of 10.14,
+#                            from a Python package); for versions 10 and 11, two directories: "A;B"
+#     TENSORRT_RTX_INCLUDE   TensorRT-RTX's headers, for --device tensorrt-rtx (no default)
+#     CPP_JOBS               how many compilers run at a time (2)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,15s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
 say() { echo "build_cpp: $*" >&2; }
 die() { say "$*"; exit 2; }
 
@@ -73,11 +77,11 @@ library() {
 }
 
 # --- ONNX Runtime's headers, which no wheel has, from Debian's libonnxruntime-dev ----------------
-# sid is tried first, because its headers have plugin execution providers. Headers must not be newer
-# than the library.
-headers() {
+# Debian's sid is tried first, because its headers have plugin execution providers. Headers must not
+# be newer than the library.
+headers() { # $1: the library's path
     [ -z "${ONNXRUNTIME_INCLUDE:-}" ] || { echo "$ONNXRUNTIME_INCLUDE"; return; }
-    local suite newest
+    local suite newest # API version of the library
     newest=$(sed -n 's/.*libonnxruntime\.so\.1\.\([0-9]*\).*/\1/p' <<<"$1")
     for suite in sid trixie; do
         local target=$cache/onnxruntime-$suite api
@@ -89,7 +93,9 @@ headers() {
     done
     die "no headers of ONNX Runtime found; name a release's include directory: ONNXRUNTIME_INCLUDE=... $0"
 }
-fetch_headers() { # suite, directory: unpacks the suite's package from this system's mirror, without installing it
+# fetch_headers SUITE DIRECTORY: unpacks the suite's package from this system's mirror of Debian
+# into the directory. The package and the suite's lists are not installed.
+fetch_headers() {
     local root=$2 mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
     mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 2>/dev/null | awk '$1 == "Debian" { print $2; exit }')
     [ -n "$mirror" ] || return 1
@@ -123,7 +129,7 @@ tensorrt() {
     if [ -e "$target/done" ]; then echo "$PWD/$target/kernel_lens/include/tensorrt"; else say "that failed; see $target.log"; fi
 }
 
-genai() { # $1: onnxruntime's library. Prints the path of onnxruntime-genai's beside it, if any.
+genai() { # $1: onnxruntime's library. Prints the path of onnxruntime-genai's, if it is installed.
     local library
     library=$(dirname "$(dirname "$(dirname "$1")")")/onnxruntime_genai/libonnxruntime-genai.so
     if [ -e "$library" ]; then echo "$library"; fi
@@ -141,5 +147,5 @@ cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$san
     -DPASS_ONNXRUNTIME_GENAI="$(genai "$library")" -DPASS_TENSORRT_INCLUDE="$tensorrt" \
     -DPASS_TENSORRT_RTX_INCLUDE="${TENSORRT_RTX_INCLUDE:-}" "$@" >"$build.configure.log" 2>&1 ||
     { cat "$build.configure.log" >&2; exit 1; }
-cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target $target # several are several words
+cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target $target # unquoted: a word per target
 [ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

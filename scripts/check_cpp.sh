@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Checks the C++ sources with clang-format, clang-tidy and fuzzing. scripts/build_cpp.sh builds and
-# tests them.
+# Checks the C++ sources with clang-format, clang-tidy and fuzzing. (scripts/build_cpp.sh builds and
+# tests them.)
 #
-#     scripts/check_cpp.sh format           # clang-format; --fix writes
-#     scripts/check_cpp.sh tidy             # clang-tidy, after build_cpp.sh. Clean directories are
-#                                           # skipped until a file or a header of theirs changes.
-#     scripts/check_cpp.sh fuzz [SECONDS]   # damaged manifests, for 60 s by default;
-#                                           # MANIFEST=pass_config.json: also variants of it
+#     scripts/check_cpp.sh format [--fix]   # clang-format; --fix also writes the files
+#     scripts/check_cpp.sh tidy             # clang-tidy, after build_cpp.sh. A directory without
+#                                           # findings is skipped until one of its inputs changes.
+#     scripts/check_cpp.sh fuzz [SECONDS]   # reads damaged manifests, for 60 s by default; if the
+#                                           # variable MANIFEST names one, also variants of it
+#     scripts/check_cpp.sh get PACKAGE      # installs a tool from Debian, if it is missing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "check_cpp: $*" >&2; exit 2; }
-included() { # the project's own files that a source includes, from ninja's dependencies
+included() { # prints the project's own files that the source $1 includes, from ninja's dependencies
     awk -v object="/${1#"$PWD"/runtime/cpp/}.o:" '/^[^ ]/ { listed = index($1, object) } listed && /\/runtime\/cpp\// { print $1 }' \
         build/cpp/tidy/included
 }
-# Writes one source for each directory, which includes the directory's sources, because clang-tidy
-# spends most of its time on headers. Prints the paths.
+# Writes a source for each directory, which includes all of the directory's sources, because
+# clang-tidy spends most of its time on headers. Prints the paths.
 joined_sources() {
     python3 - <<'PY'
 import json
@@ -62,7 +63,7 @@ tidy)
     mkdir -p build/cpp/tidy
     ninja -C build/cpp/release -t deps >build/cpp/tidy/included
     joined_sources | xargs -n 1 -P "${CPP_JOBS:-2}" bash scripts/check_cpp.sh tidy-one ;;
-tidy-one) # a file of joined_sources. For each clean one, FILE.clean has a hash of all inputs of clang-tidy.
+tidy-one) # checks a file of joined_sources; if it is clean, FILE.clean gets a hash of all inputs
     mapfile -t sources < <(sed -n 's/^#include "\(.*\)"$/\1/p' "$1")
     inputs=$({ clang-tidy --version; cat runtime/cpp/.clang-tidy "$1"
         for source in "${sources[@]}"; do cat "$source" $(included "$source"); done; } | sha256sum)
@@ -71,14 +72,15 @@ tidy-one) # a file of joined_sources. For each clean one, FILE.clean has a hash 
         --checks=-bugprone-suspicious-include --extra-arg=-Wno-shadow "$1" 2>&1) || { echo "$report"; exit 1; }
     echo "$inputs" >"$1.clean" ;;
 fuzz)
-    # Without clang there is no libFuzzer: the program then makes its own mutations.
+    # clang has libFuzzer. Built by another compiler, the program makes its own mutations.
     fuzzer=build/cpp/fuzz
-    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi # a configured directory keeps its compiler
+    if command -v clang++ >/dev/null; then export CC=clang CXX=clang++; fi
     scripts/build_cpp.sh --no-tests --into "$fuzzer" --sanitize address,undefined --target manifest_fuzz -- \
         -DPASS_FUZZ=ON -DPASS_TESTS=OFF
     mkdir -p "$fuzzer/corpus"
     [ -z "${MANIFEST:-}" ] || cp "$MANIFEST" "$fuzzer/corpus/given.json"
     [ -n "$(ls "$fuzzer/corpus")" ] || echo '{"format": "pass-bundle", "version": 3}' >"$fuzzer/corpus/small.json"
+    # cmake keeps the compiler of its first run in a directory, whatever CXX says.
     if grep -q '^CMAKE_CXX_COMPILER:.*clang' "$fuzzer/CMakeCache.txt"; then
         "$fuzzer/manifest_fuzz" -max_total_time="${1:-60}" -max_len=200000 -verbosity=0 -print_funcs=0 \
             -print_final_stats=1 -artifact_prefix="$fuzzer/" "$fuzzer/corpus" >"$fuzzer/log" 2>&1 ||
@@ -87,6 +89,6 @@ fuzz)
     else
         "$fuzzer/manifest_fuzz" "${1:-60}" "$fuzzer"/corpus/*
     fi ;;
-get) need "$1" ;; # installs a tool for other scripts
-*) sed -n '2,9s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
+get) need "$1" ;;
+*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; [ "$what" = --help ] || exit 2 ;;
 esac

@@ -2,10 +2,11 @@
 
     python scripts/count_nodes.py BUNDLE
 
-A trunk's nodes are counted before the layers (`prelude`), in a layer without the adapter (`layer`),
-in a place that the adapter changes (`place`), and after the layers (`end`). Nodes of constants
-alone are left out, because ONNX Runtime computes them once. What it fuses itself when it opens a
-graph does not show here.
+The table has the number of nodes of each trunk, and how many of them are before the layers
+(`prelude`), in a layer without the adapter (`layer`), in a matrix product that the adapter changes
+(`place`), and after the layers (`end`). Nodes that compute with constants alone are left out,
+because ONNX Runtime runs them once, when it opens the graph. Its other optimizations are not
+counted.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import onnx_ir as ir
 
 NORMS = ("RMSNormalization", "SkipSimplifiedLayerNormalization")
 KEYS, ADAPTER = "present_key.", "adapter.lora_A."
-"""Prefixes of the outputs that tell layers apart, and of the adapter's first weights."""
+"""How the names of a layer's output for the KV cache, and of the adapter's matrices A, begin."""
 
 
 @dataclass(frozen=True)
 class TrunkNodes:
-    """How many nodes a pass runs in a trunk, in all and by part."""
+    """How many nodes a pass runs in a trunk, in total and by part."""
 
     total: int
     prelude: int
@@ -33,84 +34,86 @@ class TrunkNodes:
 
 
 def count_trunk(file: Path) -> TrunkNodes:
-    """Count the nodes of a trunk whose layers have the same nodes, two or more of them."""
+    """Count the nodes of a trunk whose layers, two or more, all have the same nodes."""
     graph = ir.load(file).graph
-    run = run_nodes(graph)
-    layered = _readers(run, next(node for node in run if _begins_layer(node)))
+    nodes = run_nodes(graph)
+    layered = _readers(nodes, next(node for node in nodes if _begins_layer(node)))
     places = [
         _place(node)
-        for node in run
+        for node in nodes
         if any(str(each.name).startswith(ADAPTER) for each in node.inputs if each)
     ]
-    own = layered.difference(*places)
-    keys = [_sources(value) & own for value in graph.outputs if str(value.name).startswith(KEYS)]
+    plain = layered.difference(*places)
+    # The keys of the second layer are computed by as many nodes more as a layer has.
+    keys = [_sources(value) & plain for value in graph.outputs if str(value.name).startswith(KEYS)]
     layer = len(keys[1] - keys[0])
     return TrunkNodes(
-        total=len(run),
-        prelude=len(run) - len(layered.union(*places)),
+        total=len(nodes),
+        prelude=len(nodes) - len(layered.union(*places)),
         layer=layer,
         place=max(map(len, places), default=0),
-        end=len(own) - len(keys) * layer,
+        end=len(plain) - len(keys) * layer,
     )
 
 
 def run_nodes(graph: ir.Graph) -> list[ir.Node]:
     """Return the nodes that do not compute with constants alone."""
-    known = {*graph.initializers.values(), None}
+    constants = {*graph.initializers.values(), None}
     nodes = []
     for node in graph:
-        if node.inputs and known.issuperset(node.inputs):
-            known.update(node.outputs)
+        if node.inputs and constants.issuperset(node.inputs):
+            constants.update(node.outputs)
         else:
             nodes.append(node)
     return nodes
 
 
 def _begins_layer(node: ir.Node) -> bool:
-    """Whether a node is a norm or a product with weights; before the first are no layers."""
+    """Return whether a node is a norm or a product with weights, with which each layer begins."""
     weight = node.inputs[1] if node.op_type == "MatMul" else None
     return node.op_type in NORMS or (weight is not None and weight.is_initializer())
 
 
 def _readers(nodes: list[ir.Node], first: ir.Node) -> set[ir.Node]:
-    """`first` and all nodes that compute with its results."""
-    found, values = {first}, {*first.outputs}
+    """Return `first` and all nodes that compute with its results."""
+    readers, values = {first}, {*first.outputs}
     for node in nodes:
         if not values.isdisjoint(node.inputs):
-            found.add(node)
+            readers.add(node)
             values.update(node.outputs)
-    return found
+    return readers
 
 
 def _sources(value: ir.Value) -> set[ir.Node]:
     """Return all nodes that `value` is computed by."""
-    found: set[ir.Node] = set()
+    sources: set[ir.Node] = set()
     waiting = [value.producer()]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in sources:
+            sources.add(node)
             waiting += [each.producer() for each in node.inputs if each is not None]
-    return found
+    return sources
 
 
 def _place(product: ir.Node) -> set[ir.Node]:
-    """Return the adapter's nodes from the product with A (or its Gather) to the addition."""
+    """Return the adapter's nodes in one place.
+
+    They begin with the product with A, or the Gather of look-ahead rows before it, and end with the
+    addition to the result of the base model.
+    """
     source = None if product.inputs[0] is None else product.inputs[0].producer()
-    found = {product} if source is None or source.op_type != "Gather" else {product, source}
+    nodes = {product} if source is None or source.op_type != "Gather" else {product, source}
     value = product.outputs[0]
     while len(uses := list(value.uses())) == 1:
-        node = uses[0].node
-        found.add(node)
-        others = [
-            each.producer()
-            for at, each in enumerate(node.inputs)
-            if each is not None and at != uses[0].idx
-        ]
-        if any(each is not None and each.op_type == "MatMul" for each in others):
-            break
+        node, own_index = uses[0].node, uses[0].idx
+        nodes.add(node)
+        others = [each for i, each in enumerate(node.inputs) if each is not None and i != own_index]
+        producers = [each.producer() for each in others]
+        if any(each is not None and each.op_type == "MatMul" for each in producers):
+            break  # the addition: its other input is the base model's product
         value = node.outputs[0]
-    return found
+    return nodes
 
 
 def main() -> None:

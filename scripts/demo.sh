@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Quick start: install, export SmolLM2-135M, decode with PaSS, and compare with plain decoding on
-# nine prompts; the status is 1 if the texts differ. A second run skips what is there already.
+# Quick start: installs the toolkit, exports SmolLM2-135M, decodes with PaSS, and compares with
+# plain decoding on nine prompts; the exit status is 1 if a text differs. A second run skips what
+# is there.
 #
 #     scripts/demo.sh [--model NAME] [--cpu]
 #
-# With an NVIDIA GPU it installs into .venv-gpu, with the CUDA libraries, and runs in fp16 on the
-# GPU; --cpu keeps to the CPU, for which it installs into .venv and exports w8a8.
-# PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format for the CPU, and --model another
-# model of models/registry.toml: qwen2.5-coder-0.5b has trained weights too.
+# On a machine with an NVIDIA GPU it runs in fp16 on the GPU, in an environment with the CUDA
+# libraries, .venv-gpu. Otherwise, and with --cpu, it runs in w8a8 on the CPU, in .venv;
+# PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format. --model names another model of
+# models/registry.toml: qwen2.5-coder-0.5b has trained look-ahead weights too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -24,11 +25,11 @@ done
 
 if [ $device = cuda ]; then
     VENV=.venv-gpu environment gpu export
-    # The only format with measurements on a GPU (docs/cuda.md).
+    # fp16 is the only format with measurements on a GPU (docs/cuda.md).
     format=(--dtype fp16) bundle=build/$model-fp16
 else
     environment cpu export
-    weights=${PASS_WEIGHTS:-w8a8} # several rows of it cost little more than one, so drafts pay
+    weights=${PASS_WEIGHTS:-w8a8} # in w8a8, several rows cost little more than one, so drafts pay
     format=(--weights "$weights") bundle=build/$model-$weights
 fi
 printf 'device: %s, format: %s\n' $device "${format[*]}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes build/docs/site of README.md, docs/, docstrings and --help: pages with search, for any web
-# server.
+# Makes a site of README.md, docs/, the docstrings of pass_runtime and what --help prints:
+# build/docs/site, which any web server can serve.
 #
-#     scripts/docs.sh [OPTION...]    # OPTIONs are those of `mkdocs build`; --strict fails on a link that leads nowhere
+#     scripts/docs.sh [OPTION...]    # options of `mkdocs build`; --strict: a dead link is an error
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh

@@ -1,14 +1,15 @@
-# Other scripts source this. `environment EXTRA...` makes .venv (or $VENV) with these extras, and
-# with those that it has already, and puts it on the PATH. It installs nothing if there is no new
-# one, and pyproject.toml, constraints.txt and the interpreter are those of the last time.
+# Functions that other scripts source.
 
+# environment EXTRA...: makes .venv (or $VENV) with these extras, and those that it has already, and
+# puts it on the PATH. Nothing is installed if the environment has all of them, and pyproject.toml,
+# constraints.txt and the interpreter have not changed.
 environment() {
     local python=${PYTHON:-python3} venv=${VENV:-.venv} extras stamp
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         echo "error: $python is not Python 3.11 or newer; install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
         exit 2
     fi
-    # Of ONNX Runtime an environment has one build: both write the same files.
+    # An environment can have only one build of ONNX Runtime: both write the same files.
     extras=$({ sed -n 's/^extras //p' "$venv/pass-stamp" 2>/dev/null || true; echo "$*"; } | xargs -n 1 | sort -u | xargs)
     if [[ " $extras " = *" cpu "*" gpu "* ]]; then
         echo "error: $venv has the extra cpu or gpu, and the other one needs an environment of its own: VENV=.venv-gpu $0" >&2
@@ -26,8 +27,8 @@ environment() {
     PATH="$PWD/$venv/bin:$PATH"
 }
 
-# Whether nvidia-smi or the driver's library shows an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not
-# hide.
+# Succeeds if nvidia-smi or the driver's library shows an NVIDIA GPU, and CUDA_VISIBLE_DEVICES does
+# not hide all of them.
 has_gpu() {
     case ${CUDA_VISIBLE_DEVICES-all} in '' | -1) return 1 ;; esac
     [[ $(nvidia-smi --list-gpus 2>/dev/null) = "GPU "* ]] || "${PYTHON:-python3}" - 2>/dev/null <<'END'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks if the toolkit works on this machine's GPU, and how fast: device, backends, times of passes,
-# engines, benchmarks, tests.
+# Checks if the toolkit works on this machine's GPU, and how fast: the device, all backends, times
+# of passes, engines, benchmarks, tests.
 #
 #     scripts/gpu_check.sh [BUNDLE] [OPTION...]     # 10 minutes; --help lists the options
 #     scripts/gpu_check.sh --measure --tokens 128 --minutes 20 --before build/gpu/report.json

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON: the
-# server and its Python backend from NVIDIA's pytriton wheel, an environment for models (this
-# project with numpy 1, because the backend was compiled with it), and the client that the tests
-# use. Then: build/triton/tritonserver --model-repository REPOSITORY A second call installs nothing
-# if nothing has changed. It needs Python 3.11 or 3.12 (PYTHON=/path/to/python3.12).
+# Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON:
+# the server and its Python backend from NVIDIA's pytriton wheel, an environment for models, and the
+# client that the tests use. The environment has this project with numpy 1, for which the backend
+# was compiled. A second call installs nothing if nothing has changed.
+#
+#     scripts/install_triton.sh      # needs Python 3.11 or 3.12: PYTHON=/path/to/python3.12
+#     build/triton/tritonserver --model-repository REPOSITORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
 server_version=0.7.0 # of nvidia-pytriton: tritonserver 2.51.0
@@ -26,7 +28,7 @@ into=${PASS_TRITON:-build/triton}
 mkdir -p "$into"
 into=$(cd "$into" && pwd)
 exec 9>"$into/lock"
-flock 9 # If there are two calls at once, one installs and the other waits.
+flock 9 # of two calls at once, one installs and the other waits
 
 stamp="$("$python" -c 'import sys; print(sys.version)') $PWD $into $(cat "$0" pyproject.toml constraints.txt | cksum)"
 if [ "$(cat "$into/stamp" 2>/dev/null)" = "$stamp" ]; then
@@ -64,7 +66,7 @@ pip_install "$python" -m pip install --no-deps --target "$into/client" "${client
 
 cat >"$into/tritonserver" <<END
 #!/usr/bin/env bash
-# Written by scripts/install_triton.sh. Flags are tritonserver's.
+# Written by scripts/install_triton.sh. Takes the flags of tritonserver.
 export LD_LIBRARY_PATH="$into/server/nvidia_pytriton.libs:$into/lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
 export PATH="$into/venv/bin:\$PATH" VIRTUAL_ENV="$into/venv"
 exec "$triton/bin/tritonserver" --backend-directory="$into/backends" "\$@"

@@ -1,4 +1,7 @@
-"""Counts lines and files by room, a folder with a row in docs/architecture.md."""
+"""Counts the lines and files of each room, a folder that has a row in docs/architecture.md.
+
+python scripts/line_counts.py      # writes the numbers into docs/architecture.md
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/architecture.md"
 MARKERS = ("<!-- lines -->\n", "<!-- end of lines -->\n")
 SPLIT_PACKAGES = ("runtime/pass_runtime", "exporter/pass_exporter")
-"""Packages that have a table row for each of their folders. Each of WHOLE_FOLDERS has one row."""
+"""Packages whose folders are rooms. Each of WHOLE_FOLDERS is one room."""
 WHOLE_FOLDERS = ("runtime/pass_server", "exporter/pass_trainer", "runtime/cpp", "scripts", "tests")
 SUFFIXES = {".py", ".sh", ".cpp", ".h", ".hpp", ".c", ".cmake"}
 
@@ -20,24 +23,19 @@ SUFFIXES = {".py", ".sh", ".cpp", ".h", ".hpp", ".c", ".cmake"}
 def count() -> dict[str, tuple[int, int]]:
     """Return (lines, files) by room."""
     lines, files = Counter[str](), Counter[str]()
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for path in map(Path, listed.splitlines()):
-        inside = [room for room in WHOLE_FOLDERS if path.is_relative_to(room)]
-        room = inside[0] if inside else "/".join(path.parts[:-1][:3])
-        if (
-            room.startswith(SPLIT_PACKAGES + WHOLE_FOLDERS)
-            and path.suffix in SUFFIXES
-            and (ROOT / path).is_file()
-        ):
+    for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+        path = Path(name)
+        whole = [room for room in WHOLE_FOLDERS if path.is_relative_to(room)]
+        room = whole[0] if whole else "/".join(path.parts[:-1][:3])
+        is_source = path.suffix in SUFFIXES and (ROOT / path).is_file()
+        if is_source and room.startswith(SPLIT_PACKAGES + WHOLE_FOLDERS):
             lines[room] += len((ROOT / path).read_bytes().splitlines())
             files[room] += 1
     return {room: (lines[room], files[room]) for room in sorted(lines)}
 
 
 def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
-    """Return the page with these counts in the table between MARKERS, whose last column stays."""
+    """Return the page with these counts in the table between MARKERS; the last column stays."""
     before, _, rest = page.partition(MARKERS[0])
     table, _, after = rest.partition(MARKERS[1])
     words = dict(re.findall(r"^\| `([\w/]+)/` .*\| ([^|]*) \|$", table, re.MULTILINE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,20 @@ DEFAULT_VOCAB = 32000
 """The vocabulary size of a new tokenizer, whose words are w0, w1, ..."""
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
     "--tokenizer",
     type=click.Path(exists=True, path_type=Path),
-    help="A bundle whose tokenizer is copied.  [default: a new one]",
+    help="A bundle whose tokenizer is copied (default: a new tokenizer is made).",
 )
-@click.option("--layers", default=32, show_default=True)
-@click.option("--hidden", default=4096, show_default=True)
-@click.option("--intermediate", default=11008, show_default=True)
-@click.option("--heads", default=32, show_default=True)
+@click.option("--layers", default=32)
+@click.option("--hidden", default=4096)
+@click.option("--intermediate", default=11008)
+@click.option("--heads", default=32)
 @click.option("--kv-heads", default=0, help="0 is as many as heads.")
 @click.option("--vocab", default=0, help="0 is the tokenizer's.")
-@click.option(
-    "--positions", default=4096, show_default=True, help="Tokens of the longest sequence."
-)
+@click.option("--positions", default=4096, help="Tokens of the longest sequence.")
 def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None:
     """Write OUTPUT, a model directory in fp16. The default sizes are LLaMA-7B's."""
     output.mkdir(parents=True, exist_ok=True)
@@ -49,67 +48,77 @@ def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "float16",
-    }
-    config |= {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": sizes["positions"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
     }
-    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab}
-    config |= {"max_position_embeddings": sizes["positions"], "bos_token_id": 1, "eos_token_id": 2}
-    (output / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    shards = {
-        "embeddings": {"model.embed_tokens": (vocab, hidden)},
-        "end": {"model.norm": (hidden,)},
-    }
-    shards["head"] = {"lm_head": (vocab, hidden)}
-    keys, attention, mlp = hidden // heads * kv_heads, "self_attn.{}_proj", "mlp.{}_proj"
-    for number in range(sizes["layers"]):
-        layer: dict[str, tuple[int, ...]] = {
-            attention.format(name): (hidden, hidden) for name in "qo"
-        }
-        layer |= {attention.format(name): (keys, hidden) for name in "kv"}
-        layer |= {mlp.format(name): (intermediate, hidden) for name in ("gate", "up")}
-        layer |= {mlp.format("down"): (hidden, intermediate), "input_layernorm": (hidden,)}
-        layer |= {"post_attention_layernorm": (hidden,)}
-        shards[f"layer-{number}"] = {
-            f"model.layers.{number}.{name}": size for name, size in layer.items()
-        }
+    (output / "config.json").write_text(json.dumps(config))
     random, weight_map = np.random.default_rng(0), {}
-    for name, parts in shards.items():
-        tensors = {f"{part}.weight": weight(random, size) for part, size in parts.items()}
+    key_size = hidden // heads * kv_heads
+    for name, shapes in shards(sizes["layers"], vocab, hidden, intermediate, key_size):
+        tensors = {f"{part}.weight": weight(random, shape) for part, shape in shapes.items()}
         save_file(tensors, output / f"{name}.safetensors", {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, f"{name}.safetensors")
-    (output / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
+    index = {"metadata": {}, "weight_map": weight_map}
+    (output / "model.safetensors.index.json").write_text(json.dumps(index))
     click.echo(output)
 
 
-def weight(random: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    if len(size) == 1:
-        return np.ones(size, np.float16)
-    found = random.standard_normal(size, np.float32)
-    found *= WEIGHT_SCALE * size[1] ** -0.5
-    return found.astype(np.float16)
+def shards(
+    layers: int, vocab: int, hidden: int, intermediate: int, key_size: int
+) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
+    """Yield each file's name, and the shapes of its tensors by name. key_size: K of all heads."""
+    yield "embeddings", {"model.embed_tokens": (vocab, hidden)}
+    yield "end", {"model.norm": (hidden,)}
+    yield "head", {"lm_head": (vocab, hidden)}
+    layer: dict[str, tuple[int, ...]] = {
+        **{f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"},
+        **{f"self_attn.{name}_proj": (key_size, hidden) for name in "kv"},
+        **{f"mlp.{name}_proj": (intermediate, hidden) for name in ("gate", "up")},
+        "mlp.down_proj": (hidden, intermediate),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    for number in range(layers):
+        yield (
+            f"layer-{number}",
+            {f"model.layers.{number}.{name}": shape for name, shape in layer.items()},
+        )
 
 
-def write_tokenizer(output: Path, given: Path | None, vocab: int) -> int:
-    """Write a tokenizer's files, and return the size of the vocabulary."""
-    if given is not None:
-        shutil.copy(given / "tokenizer.json", output)
-        words = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))["model"][
-            "vocab"
-        ]
+def weight(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a random matrix in fp16, or ones for a norm's scale, which is a vector."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float16)
+    matrix = random.standard_normal(shape, np.float32)
+    matrix *= WEIGHT_SCALE * shape[1] ** -0.5
+    return matrix.astype(np.float16)
+
+
+def write_tokenizer(output: Path, bundle: Path | None, vocab: int) -> int:
+    """Write a tokenizer's files, those of `bundle` if given. Return the size of the vocabulary.
+
+    vocab: the size if it is not 0.
+    """
+    if bundle is not None:
+        shutil.copy(bundle / "tokenizer.json", output)
+        tokenizer = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))
+        words = tokenizer["model"]["vocab"]
         vocab = vocab or max(len(words), max(words.values()) + 1)
     else:
         vocab = vocab or DEFAULT_VOCAB
         made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
         made.pre_tokenizer = pre_tokenizers.Whitespace()
         made.save(str(output / "tokenizer.json"))
-    (output / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (output / "tokenizer_config.json").write_text(json.dumps(config))
     return vocab
 
 

@@ -1,12 +1,13 @@
-"""`pass-run batch` on a Ray cluster. ray.data gives blocks of lines to actors, gives blocks of dead
-actors to new ones, and holds back blocks that no actor has room for.
+"""Runs `pass-run batch` on a Ray cluster.
 
     pip install 'pass-toolkit[cpu,ray]'
     python scripts/ray_batch.py build/smollm2-135m in.jsonl out.jsonl --actors 8
 
-Requests, seeds and results are those of `pass-run batch`, but results have no fingerprint, so a run
-that was stopped begins again. The script joins the cluster of RAY_ADDRESS, or starts one. The
-bundle must be at the same path on every node.
+ray.data hands out blocks of lines to actors, hands out a block again if its actor dies, and holds
+back blocks for which no actor has room. Requests, seeds and results are those of `pass-run batch`,
+but results have no fingerprint of their requests, so a run that was stopped begins again. The
+script joins the cluster of RAY_ADDRESS, or starts one. The bundle must be at the same path on every
+node.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pass_runtime.options import GenerateOptions, LoadOptions
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 BLOCK_LINES_PER_SLOT = 8
-"""The lines of a block, divided by the slots of an actor."""
+"""A block has this many lines for each slot of an actor."""
 
 
 class Answerer:
@@ -43,13 +44,11 @@ class Answerer:
         self._session: Session | None = None
 
     def __call__(self, block: dict[str, Sequence[Any]]) -> dict[str, list[str]]:
-        """Map columns of a block of lines, `number` and `text`, to `result`: JSON for each line."""
-        lines = [
-            Line(int(number), str(text))
-            for number, text in zip(block["number"], block["text"], strict=True)
-        ]
-        results = zip(lines, results_of(self._open, lines, self._defaults), strict=True)
-        return {"result": [to_json({"line": line.number, **found}) for line, found in results]}
+        """Map the columns of a block, `number` and `text` of its lines, to `result`, JSON."""
+        columns = zip(block["number"], block["text"], strict=True)
+        lines = [Line(int(number), str(text)) for number, text in columns]
+        answers = zip(lines, results_of(self._open, lines, self._defaults), strict=True)
+        return {"result": [to_json({"line": line.number, **answer}) for line, answer in answers]}
 
     def _open(self) -> Session:
         if self._session is None or self._session.closed:
@@ -62,19 +61,11 @@ class Answerer:
 @click.argument("requests", type=click.Path(path_type=Path))
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option(
-    "--actors",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Actors. Each has --threads CPUs (default: 1).",
+    "--actors", default=1, show_default=True, help="Actors. Each has --threads CPUs (default: 1)."
 )
 @opts.generation_options
 @click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Line n is sampled with this seed + n - 1.",
+    "--seed", default=0, show_default=True, help="Line n is sampled with this seed + n - 1."
 )
 @opts.load_flags("max_batch_size")
 @one_line_errors
@@ -90,9 +81,8 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
         import ray.data
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    with opts.open_bundle(
-        bundle, opened
-    ) as session:  # errors of the bundle appear here, not in an actor's log
+    # Opened here too, so that errors of the bundle do not only appear in an actor's log.
+    with opts.open_bundle(bundle, opened) as session:
         size = BLOCK_LINES_PER_SLOT * session.slots
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()

@@ -1,5 +1,4 @@
-"""The server of `pass-run serve` as a Ray Serve deployment: replicas on a cluster, autoscaling,
-health checks.
+"""Serves a bundle as `pass-run serve` does, from replicas on a Ray cluster, with autoscaling.
 
     pip install 'pass-toolkit[cpu,serve,ray]'
     python scripts/serve_ray.py build/smollm2-135m --replicas 2 --max-replicas 8
@@ -37,11 +36,14 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 def deployment(
     bundle: Path, opened: LoadOptions, slots: int, options: ServeOptions, scaling: dict[str, int]
 ) -> Any:
-    """Return a Ray Serve deployment. slots: of each. scaling: its replicas."""
+    """Return a Ray Serve deployment of the server.
+
+    slots: of each replica. scaling: `min_replicas` and `max_replicas`.
+    """
     from ray import serve
 
     def app() -> Any:
-        """Make the app of one replica, in a thread of its process."""
+        """Make the app of one replica, in that replica's process."""
         from pass_runtime import load
         from pass_server.app import make_app
 
@@ -64,7 +66,7 @@ def deployment(
     @serve.ingress(app)
     class Replica:
         def check_health(self) -> None:
-            """Ray replaces a replica if this raises."""
+            """Raise if the session was closed by an error; Ray then replaces the replica."""
             if self.app.state.service.session.closed:  # type: ignore[attr-defined]
                 raise RuntimeError("the session is closed")
 
@@ -74,24 +76,20 @@ def deployment(
 @click.command()
 @opts.BUNDLE
 @server_flags.server_options
-@click.option("--replicas", type=int, default=1, show_default=True, help="Fewest replicas.")
+@click.option("--replicas", default=1, show_default=True, help="Fewest replicas.")
 @click.option("--max-replicas", type=int, help="Most replicas.  [default: --replicas]")
 @click.option(
-    "--max-batch-size",
-    type=int,
-    default=DEFAULT_BATCH,
-    show_default=True,
-    help="Slots per replica.",
+    "--max-batch-size", default=DEFAULT_BATCH, show_default=True, help="Slots per replica."
 )
 @one_line_errors
 def main(
     bundle: Path, host: str, port: int, allow_no_key: bool, replicas: int, **options: Any
 ) -> None:
-    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each uses --threads CPUs (default: 1),
-    and a GPU if --device names one. The options are those of pass-run serve; limits and queues are
-    of each replica."""
-    most, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
-    if not 1 <= replicas <= most or slots < 1:
+    """Serve BUNDLE from replicas until Ctrl-C or SIGTERM. Each replica uses --threads CPUs
+    (default: 1), and a GPU if --device names one. The options are those of pass-run serve; limits
+    and queues are per replica."""
+    max_replicas, slots = options.pop("max_replicas") or replicas, options["max_batch_size"]
+    if not 1 <= replicas <= max_replicas or slots < 1:
         raise PassError(
             "--replicas and --max-batch-size must be at least 1, and --max-replicas at least "
             "--replicas"
@@ -99,26 +97,25 @@ def main(
     limits = server_flags.serve_options(options)
     opened = LoadOptions(**options)
     opened = replace(opened, threads=opened.threads or 1)
-    gpus_of_replica(opened.device)
+    gpus_of_replica(opened.device)  # refuses `cuda:1`: Ray chooses the GPU
     check_exposure(host, limits.keys, allow_no_key=allow_no_key)
     try:
         import ray
         from ray import serve
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
-    opts.open_bundle(
-        bundle, opened
-    ).close()  # reports errors of the bundle here, not in a replica's log
-    made = deployment(
-        bundle.absolute(), opened, slots, limits, {"min_replicas": replicas, "max_replicas": most}
-    )
+    # Opened here too, so that errors of the bundle do not only appear in a replica's log.
+    opts.open_bundle(bundle, opened).close()
+    scaling = {"min_replicas": replicas, "max_replicas": max_replicas}
+    server = deployment(bundle.absolute(), opened, slots, limits, scaling)
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})
-        serve.run(made.bind(), name="pass", route_prefix="/")
-        for number in (signal.SIGTERM, signal.SIGINT):  # Ray replaced the handlers.
+        serve.run(server.bind(), name="pass", route_prefix="/")
+        for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced the handlers.
             signal.signal(number, signal.default_int_handler)
-        click.echo(f"served at http://{host}:{port}/v1 by {replicas} to {most} replicas", err=True)
+        range_of_replicas = f"{replicas} to {max_replicas} replicas"
+        click.echo(f"served at http://{host}:{port}/v1 by {range_of_replicas}", err=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:

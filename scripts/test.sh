@@ -1,24 +1,23 @@
 #!/usr/bin/env bash
-# The tests. A suite gets what it needs, says what it installs, and a second call installs nothing.
+# Runs a suite of tests. A suite installs what it needs and says so; a second call installs nothing.
 #
 #     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is
 #                                         # there; OPTIONs are pytest's (-m "not slow", tests/docs);
-#                                         # --all adds tests marked `seldom`
-#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime, which it builds: its own tests,
-#                                         # tests/cpp, format, tidy; --sanitizers: its own again
-#                                         # under AddressSanitizer, UBSan and TSan
+#                                         # --all adds the tests that are marked `seldom`
+#     scripts/test.sh cpp [--sanitizers]  # builds the C++ runtime, and runs its own tests,
+#                                         # tests/cpp, clang-format and clang-tidy; --sanitizers:
+#                                         # its own tests again, with AddressSanitizer, UBSan, TSan
 #     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
-#     scripts/test.sh ranges              # the runtime with the oldest versions it allows, and
-#                                         # without torch
+#     scripts/test.sh ranges              # the runtime with the oldest versions of its
+#                                         # dependencies that it allows, and without torch
 #     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test
 #                                         # needs its 38 packages
-#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots in
-#                                         # build/page
+#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots are
+#                                         # in build/page
 #     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot
 #                                         # products, AVX2 or AVX, which qemu-user emulates; the
 #                                         # C++ program too, if it is built
-#     scripts/test.sh docs                # the pages that scripts/docs.sh makes: no link leads
-#                                         # nowhere
+#     scripts/test.sh docs                # makes the pages (docs.sh); a dead link is an error
 #     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,28 +29,29 @@ usual() {
     ruff check .
     ruff format --check .
     mypy
-    # Files go to workers in the order of tests/conftest.py, the longest first. Otherwise xdist
-    # would begin with the files that have most tests.
+    # Files go to workers in the order of tests/conftest.py, the longest first. By default xdist
+    # would begin with the files that have the most tests.
     pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 }
 
-cpp() { # check_cpp.sh fuzz takes minutes, and is run by hand
+cpp() { # without check_cpp.sh fuzz, which takes minutes and is run by hand
     test_environment
     local status=0 tool
     bash scripts/build_cpp.sh || status=$?
-    if [ "$status" = 2 ]; then # its message names what this machine lacks
+    if [ "$status" = 2 ]; then # the script has said what this machine lacks
         echo "NOT TESTED: the C++ runtime" >&2
         return
     fi
     [ "$status" = 0 ]
-    for tool in clang-format clang-tidy; do # other versions than 14 format differently
+    for tool in clang-format clang-tidy; do # version 14 only: others format differently
         if bash scripts/check_cpp.sh get $tool && [[ $($tool --version) == *"version 14."* ]]; then
             bash scripts/check_cpp.sh "${tool#clang-}"
         else
             echo "NOT CHECKED: the C++ runtime by $tool 14" >&2
         fi
     done
-    export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # keeps exports of the default model
+    # Exports of the default model are kept for later runs.
+    export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles}
     pytest -n "$workers" --dist loadfile tests/cpp
     [ "${1:-}" = --sanitizers ] || return 0
     bash scripts/build_cpp.sh --sanitize address,undefined --target "pass-tests fake_gpu fake_ort" --no-tests
@@ -64,7 +64,7 @@ cpp() { # check_cpp.sh fuzz takes minutes, and is run by hand
 
 triton() {
     test_environment
-    if ! bash scripts/install_triton.sh; then # its message says why
+    if ! bash scripts/install_triton.sh; then # the script has said why
         echo "NOT TESTED: Triton" >&2
         return
     fi
@@ -76,7 +76,8 @@ ray() {
     pytest tests/serve/test_ray.py "$@"
 }
 
-# installed COMMAND PACKAGE: whether the command is there, or Debian's package brings it.
+# installed COMMAND PACKAGE: installs Debian's package if there is no such command. Fails without
+# the command.
 installed() {
     command -v "$1" >/dev/null && return
     echo "installing Debian's $2" >&2
@@ -107,9 +108,9 @@ cpus() {
 
 docs() { bash scripts/docs.sh --strict; }
 
-# .venv-oldest runs bundles that .venv exported, must write the same tokens, and must pass the tests
-# of the runtime and its commands. It needs Python 3.11 or 3.12, for which numpy 1.26 was built:
-# OLDEST_PYTHON names one.
+# Makes .venv-oldest, with the oldest versions of the runtime's dependencies. There, bundles that
+# .venv exported must decode to the same tokens, and the tests of the runtime and its commands must
+# pass. It needs Python 3.11 or 3.12, for which numpy 1.26 was built: OLDEST_PYTHON names one.
 ranges() {
     test_environment
     local candidate python='' stamp
@@ -132,7 +133,7 @@ for requirement in project["dependencies"] + project["optional-dependencies"]["c
     print(f"{name}=={bound}")
 E2
     grep -E '^(hypothesis|jsonschema|psutil|pytest|pytest-timeout|pytest-xdist)==' constraints.txt >build/ranges/tools.txt
-    echo "scipy==1.16.3" >>build/ranges/tools.txt # the last version that works with the oldest numpy
+    echo "scipy==1.16.3" >>build/ranges/tools.txt # the last one for the oldest numpy
     stamp="$("$python" -c 'import sys; print(sys.version)') $(cat pyproject.toml build/ranges/*.txt | cksum)"
     if [ "$(cat .venv-oldest/pass-stamp 2>/dev/null)" != "$stamp" ]; then
         echo "installing into .venv-oldest: $(paste -sd' ' build/ranges/oldest.txt)" >&2
@@ -145,8 +146,8 @@ E2
     export PASS_RANGES=$PWD/build/ranges
     pytest -q tests/ranges/record.py
     echo "the same, and the tests of the runtime, with $(paste -sd' ' build/ranges/oldest.txt)" >&2
-    cd tests # pytest looks for plugins here
-    # The file that test_manifest_schema.py compares is as the newest pydantic writes it.
+    cd tests # where pytest finds the plugin without_exporter
+    # test_manifest_schema.py compares a file with what the newest pydantic writes.
     PYTHONPATH=$PWD:$PWD/ranges ../.venv-oldest/bin/python -m pytest -q -n "$workers" --dist loadfile --noconftest \
         -p without_exporter ranges/compare.py runtime cli --ignore runtime/test_manifest_schema.py
 }
@@ -159,7 +160,7 @@ all)
         bash scripts/test.sh $suite
     done ;;
 usual) shift; usual "$@" ;;
--h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0" ;;
+-h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" ;;
 -* | tests/* | '') usual "$@" ;;
 *) echo "error: no suite is called $1; see scripts/test.sh --help" >&2; exit 2 ;;
 esac

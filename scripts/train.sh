@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Trains look-ahead weights for a model of models/registry.toml and puts them, with measured
-#   acceptance, into models/: scripts/train.sh MODEL --minutes M [OPTION...]
-#   scripts/train.sh MODEL [STEPS [OPTION...]]
-# It is the whole recipe: corpus, text, training, evaluation, card. --minutes 10 is for a GPU, on
-# which text is written while training goes on; a CPU needs hours. The evaluation and the corpus
-# take minutes more. A second call continues an interrupted run, and more STEPS or minutes extend
-# it. If the model has weights already, they are trained further. OPTIONs are those of pass-train,
-# for example for shorter runs. The variables CORPUS, OUTPUT and TARGET (directories), LOOKAHEAD,
-# SOURCES (of prompts, in turn) and ADAPTER_FROM replace what is set below; EVALUATE has options of
-# `pass-train evaluate`. models/*/README.md describes trainings that were run like this.
+# Trains look-ahead weights for a model of models/registry.toml, and puts them into models/ with the
+# acceptance that it measures. It is the whole recipe: corpus, text, training, evaluation, card.
+#
+#     scripts/train.sh MODEL --minutes M [OPTION...]    # 10 minutes on a GPU; a CPU needs hours
+#     scripts/train.sh MODEL [STEPS [OPTION...]]        # 6000 steps by default
+#
+# With --minutes, text is written while training goes on. Corpus and evaluation take minutes more. A
+# second call continues an interrupted run; more STEPS or minutes extend it. If the model has
+# weights already, they are trained further. OPTIONs are those of pass-train, for example for
+# shorter runs. Variables replace what is set below: CORPUS, OUTPUT and TARGET (directories),
+# LOOKAHEAD, SOURCES (of prompts, in turn), ADAPTER_FROM; EVALUATE has options for `pass-train
+# evaluate`. models/*/README.md describes trainings that were run like this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?usage: scripts/train.sh MODEL [STEPS | --minutes M] [OPTION...], with a name from models/registry.toml}
@@ -17,7 +19,7 @@ case ${2:-} in
 --*) options=("${@:2}") ;;
 *) options=(--steps "${2:-6000}" "${@:3}") ;;
 esac
-# With --minutes, the text has no other end.
+# With --minutes, the time alone ends the writing of text.
 [[ " ${options[*]} " = *" --minutes "* ]] || options=(--sequences 4096 "${options[@]}")
 . scripts/environment.sh
 environment cpu train
@@ -31,14 +33,14 @@ data=()
 for source in ${SOURCES:-self self self tasks tasks wikipedia python}; do
     if [ "$source" = self ]; then data+=(--data self); else data+=(--data "$corpus/train/$source.jsonl"); fi
 done
-# The weights to start from are copied, because they are replaced at the end.
+# The weights to start from are copied, because the trained ones replace them at the end.
 mkdir -p "$output" "$target"
 if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" ]; then
     cp "$target/lookahead.safetensors" "$output/start.safetensors"
 fi
 start=()
-# The probability of acceptance is for weights that can draft: from the start on if they are trained
-# further.
+# Training for acceptance needs weights that can draft already: those that are trained further, or,
+# with `both`, what the first part of the run makes.
 if [ -f "$output/start.safetensors" ]; then start=(--start "$output/start.safetensors" --aim acceptance); fi
 [[ " ${options[*]} " != *" --minutes "* ]] || start+=(--aim both)
 pass-train --model "$model" --lookahead "$lookahead" --resume "${data[@]}" --anchors 48 \
