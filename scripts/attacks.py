@@ -194,14 +194,19 @@ def run_attack(
 @click.option("--tokens", default=96, help="Tokens of the victim's stream.")
 @click.option("--rounds", default=2, help="Streams alone, and as many during each attack.")
 @click.option(
-    "--attack", "chosen", multiple=True, type=click.Choice([*ATTACKS]), default=[*ATTACKS]
+    "--attack",
+    "chosen",
+    multiple=True,
+    type=click.Choice([*ATTACKS]),
+    metavar="NAME",
+    help="An attack (default: all); repeatable.",
 )
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:
     rows = []
     with serving(bundle, threads, 4) as (url, model, pid):
         stream_gaps(url, model, tokens)  # warms up
-        for name in chosen:
+        for name in chosen or ATTACKS:
             rows.append(run_attack(name, url, model, pid, tokens, rounds))
             click.echo("  ".join(rows[-1].values()), err=True)
     show_rows(f"a victim's gaps between tokens, ms: {bundle.name}", rows)

@@ -76,8 +76,7 @@ ray() {
     pytest tests/serve/test_ray.py "$@"
 }
 
-# installed COMMAND PACKAGE: installs Debian's package if there is no such command. Fails without
-# the command.
+# installed COMMAND PACKAGE: installs Debian's package if the command is missing; fails if it cannot.
 installed() {
     command -v "$1" >/dev/null && return
     echo "installing Debian's $2" >&2
