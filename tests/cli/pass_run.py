@@ -1,4 +1,5 @@
-"""Run pass-run in this process, or in another one if the process itself is tested."""
+"""Helpers that run pass-run for the tests: in the process of the test, or in a process of its own,
+which is slower, if the process itself is tested. They also write and read .jsonl files."""
 
 from __future__ import annotations
 
@@ -22,13 +23,18 @@ from click.testing import CliRunner, Result
 from pass_runtime.cli.main import main
 
 PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
-"""Control sequences: bracketed paste on, when a line may be typed; off, when it was entered."""
+"""What a terminal is sent when a line may be typed (bracketed paste on), and once it was entered
+(bracketed paste off)."""
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 SLOW_PASS_RUN = slow_pass_run(0.05)
+"""pass-run that waits 0.05 s before each pass, so that a test can interrupt a tiny model."""
 
 
 class Terminal:
-    """A command that runs in a pseudo-terminal, with methods to type at it and read its output."""
+    """A command that runs in a pseudo-terminal, with methods to type and to read the output.
+
+    shown: what the command has written since the text of the last `wait_for`.
+    """
 
     def __init__(self, *arguments: object, command: list[str] = PASS_RUN) -> None:
         self._master, slave = pty.openpty()
@@ -59,19 +65,20 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, text: str) -> str:
-        """Wait until the command has shown `text`, and return what it showed up to there since the
-        last call."""
+        """Wait until the command has written `text`. Return what it wrote since the last call, up
+        to and including `text`."""
         while text not in self.shown:
             self._read(f"{text!r} did not come")
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
     def wait_for_characters(self, count: int) -> None:
-        """Wait until the command has shown `count` characters since the last `wait_for`."""
+        """Wait until the command has written `count` characters since the last `wait_for`."""
         while len(self.shown) < count:
             self._read(f"{count} characters did not come")
 
     def _read(self, problem: str) -> None:
+        """Add output to `shown`. Fail with `problem` if none comes within a minute."""
         ready, _, _ = select.select([self._master], [], [], 60)
         try:
             read = os.read(self._master, 4096) if ready else b""
@@ -85,6 +92,7 @@ class Terminal:
 
 
 def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
     command = [*PASS_RUN, *map(str, arguments)]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=120, check=False
@@ -92,7 +100,8 @@ def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedP
 
 
 def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
-    """Run the command in this process. An unexpected exception of the command is raised here."""
+    """Run the command in this process. An exception of the command other than SystemExit is raised
+    here."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
@@ -111,19 +120,24 @@ def output(*arguments: object, stdin: str | bytes = "") -> str:
 
 
 def assert_refused(status: int, stdout: str, stderr: str) -> str:
-    """Assert status 2 and a single line of output, on stderr, and return that line."""
+    """Assert that a command ended with status 2 and wrote nothing but one line, an error, to
+    stderr. Return the line."""
     assert (status, stdout) == (2, ""), stderr
     assert re.fullmatch("error: .+\n", stderr), stderr
     return stderr
 
 
 def refusal(*arguments: object, stdin: str | bytes = "") -> str:
+    """Run a command that must be refused, and return its error, one line."""
     result = pass_run(*arguments, stdin=stdin)
     return assert_refused(result.exit_code, result.stdout, result.stderr)
 
 
 def bundle_copy(bundle: Path, target: Path, *, without: str = "") -> Path:
-    """Return a copy whose files are links. without: a file that the caller will write."""
+    """Make a copy of a bundle at `target`, whose files are links, and return `target`.
+
+    without: the name of a file that is left out, because the caller writes another one.
+    """
     target.mkdir()
     for file in bundle.iterdir():
         if file.name != without:
@@ -144,7 +158,10 @@ def read_jsonl(path: Path) -> list[dict]:
 def held_batch(
     lines: int, bundle: Path, requests: Path, results: Path, *flags: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """A `pass-run batch` that has written `lines` lines of results, and stops decoding there."""
+    """Run `pass-run batch`, and yield its process when it has written `lines` lines of results.
+
+    It then begins no further pass, so that a signal always arrives in the middle of a batch.
+    """
     command = held_pass_run(results.parent, results.name, lines)
     arguments = ("batch", bundle, requests, results, *flags, "--max-batch-size", "1")
     with subprocess.Popen(

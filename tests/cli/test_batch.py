@@ -26,7 +26,7 @@ FLAGS = ("--max-new-tokens", "6", "--ignore-eos")
 
 
 def answers(bundle: Path, tmp_path: Path, *requests: object) -> list[dict]:
-    """Return the results of a batch of these requests."""
+    """Run a batch of these requests with FLAGS, and return its results."""
     results = tmp_path / "out.jsonl"
     output("batch", bundle, write_jsonl(tmp_path / "in.jsonl", *requests), results, *FLAGS)
     return read_jsonl(results)
@@ -69,7 +69,7 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
 
 
 def test_characters_may_be_escaped(tiny_bundle: Path, tmp_path: Path):
-    text = "caf\u00e9 \ufffd@"  # json.dumps escapes them
+    text = "caf\u00e9 \ufffd@"  # json.dumps escapes the two characters that are not ASCII
     (result,) = answers(tiny_bundle, tmp_path, {"prompt": text, "id": text})
     assert result["id"] == text
     assert result["prompt_ids"] == load(tiny_bundle, "cpu", threads=1).encode(text)
@@ -88,9 +88,9 @@ def test_stops_are_one_string_or_a_list(tiny_bundle: Path, tmp_path: Path):
     (tmp_path / "out.jsonl").unlink()
     stop = text[4:6]
     stops = ({"stop": stop}, {"stop": ["no such text", stop]})
-    of_one, of_list = answers(tiny_bundle, tmp_path, *(line | each for each in stops))
-    assert of_one["text"] == of_list["text"] == text[: text.index(stop)]
-    assert of_one["finish_reason"] == "stop"
+    by_string, by_list = answers(tiny_bundle, tmp_path, *(line | each for each in stops))
+    assert by_string["text"] == by_list["text"] == text[: text.index(stop)]
+    assert by_string["finish_reason"] == "stop"
 
 
 BAD_LINES = {
@@ -147,7 +147,7 @@ def test_blank_lines_count_in_line_numbers_and_seeds(random_bundle: Path, tmp_pa
     assert (second["line"], second["seed"]) == (2, 11) and (fifth["line"], fifth["seed"]) == (5, 14)
     flags = ("-p", "a", "--json", *FLAGS, "--temperature", "1", "--seed", "14")
     alone = json.loads(output("generate", random_bundle, *flags))
-    assert fifth["stats"].keys() == alone.pop("stats").keys()
+    assert fifth["stats"].keys() == alone.pop("stats").keys()  # the times differ
     assert {key: fifth[key] for key in alone} == alone
     assert alone["seed"] == 14 and alone["prompt_ids"] and alone["finish_reason"] == "length"
 
@@ -188,8 +188,8 @@ def test_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_results_that_are_a_fifo_or_a_device(tiny_bundle: Path, tmp_path: Path):
-    """Neither is read for earlier results."""
+def test_results_can_be_written_to_a_fifo_or_a_device(tiny_bundle: Path, tmp_path: Path):
+    """Earlier results are looked for in regular files only."""
     requests = write_jsonl(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b"})
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -218,7 +218,7 @@ def test_fail_on_error(tiny_bundle: Path, tmp_path: Path):
     assert pass_run(*command).exit_code == 0
 
 
-def test_help_has_one_default_for_the_seed(tiny_bundle: Path):
+def test_help_has_one_default_for_the_seed():
     text = " ".join(output("batch", "--help").split())
     assert text.count("seed + n - 1") == 1 and "[default: random]" not in text
 

@@ -1,4 +1,5 @@
-"""pass-run batch: unexpected failures. The result of a line has the error; other lines go on."""
+"""pass-run batch when requests or sessions fail unexpectedly: the line's result has the error, and
+all other lines are answered."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.session import Session
 
 POISON = "poison"
+"""The prompt that the tests make fail."""
 PROMPTS = [f"number {i}" for i in range(12)]
 
 
@@ -37,7 +39,8 @@ def poison_ids(tiny_bundle: Path) -> tuple[int, ...]:
 
 
 def assert_only_poison_failed(results: Path) -> None:
-    """Assert that its result has the type and message of the exception, in one line."""
+    """Assert that all lines have an answer but POISON's, whose result has the exception's type and
+    message, in one line."""
     answered = [result for result in read_jsonl(results) if "error" not in result]
     assert [result["id"] for result in answered] == PROMPTS
     assert all(len(result["token_ids"]) == 6 for result in answered)
@@ -88,7 +91,7 @@ def test_a_request_that_fails_while_it_decodes(
 
 
 def fail_sessions(monkeypatch: pytest.MonkeyPatch, fatal_prompts: set[tuple[int, ...]]) -> None:
-    """Make the worker, and with it the session, fail if one of these prompts is in a step."""
+    """Make the worker, and with it the session, fail at a step with one of these prompts."""
     scheduled = Scheduler.step
 
     def failing(scheduler: Scheduler) -> None:
@@ -122,7 +125,7 @@ def test_a_session_that_fails_is_opened_again(
 def test_sessions_that_fail_one_after_another_end_the_run(
     tiny_bundle: Path, tmp_path: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """The lines up to there have errors, and a later run continues."""
+    """Lines whose session failed have errors, and a later run does them again and goes on."""
     requests = write_jsonl(
         tmp_path / "in.jsonl", {"prompt": "a"}, *({"prompt": POISON},) * 8, {"prompt": "b"}
     )
@@ -132,9 +135,9 @@ def test_sessions_that_fail_one_after_another_end_the_run(
         line = refusal("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", "1")
     assert "failed 3 times in a row, the last time at line 4: ValueError: no two" in line
     assert "run again" in line
-    assert ["error" in found for found in read_jsonl(results)] == [False, True, True]
+    assert ["error" in result for result in read_jsonl(results)] == [False, True, True]
     output("batch", tiny_bundle, requests, results, *FLAGS, "--retry-failed")
-    assert ["error" in found for found in read_jsonl(results)] == [False] * 10
+    assert ["error" in result for result in read_jsonl(results)] == [False] * 10
 
 
 def test_prompts_as_long_as_the_capacity_fail_no_other_line(tiny_bundle: Path, tmp_path: Path):
@@ -142,7 +145,7 @@ def test_prompts_as_long_as_the_capacity_fail_no_other_line(tiny_bundle: Path, t
 
     with load(tiny_bundle, "cpu", threads=1) as session:
         full = next(text for n in range(33) if len(session.encode(text := "~" * n)) == 32)
-    prompts = [full if i in (3, 7) else f"{i}" for i in range(12)]
+    prompts = [full if i in (3, 7) else f"{i}" for i in range(12)]  # 32 is the KV capacity
     requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": prompt} for prompt in prompts))
     results = tmp_path / "out.jsonl"
     command = ("batch", tiny_bundle, requests, results, *FLAGS)
@@ -156,7 +159,7 @@ def test_prompts_as_long_as_the_capacity_fail_no_other_line(tiny_bundle: Path, t
 
 
 @pytest.mark.slow
-def test_more_slots_than_half_of_the_queue(tiny_bundle: Path, tmp_path: Path):
+def test_a_batch_with_many_slots_does_not_overfill_the_queue(tiny_bundle: Path, tmp_path: Path):
     requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": "a"},) * 2100)
     results = tmp_path / "out.jsonl"
     flags = "--max-new-tokens 1 --ignore-eos --plan ar --capacity 8 --max-batch-size 1024"

@@ -1,4 +1,5 @@
-"""A stopped batch continues where it stopped, and leaves the results of other requests alone."""
+"""pass-run batch with results of an earlier run: a stopped batch continues where it stopped, and
+the results of other requests are left alone."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def run(bundle: Path, requests: Path, results: Path, *flags: str) -> str:
 
 
 def content(results: Path) -> list[dict]:
-    """Return the results without the statistics that differ from run to run."""
+    """Return the results, with only those statistics that are the same in every run."""
     lines = read_jsonl(results)
     for line in lines:
         if "stats" in line:
@@ -69,7 +70,7 @@ def test_a_killed_batch_continues(tiny_bundle: Path, requests: Path, whole: Path
 def test_an_incomplete_last_line_is_done_again(
     tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, kept: int, torn: int
 ):
-    """kept: how many whole lines come before it. torn: where it is cut off."""
+    """kept: how many whole lines come before that line. torn: how many of its bytes are there."""
     lines = whole.read_bytes().splitlines(keepends=True)
     results = tmp_path / "out.jsonl"
     results.write_bytes(b"".join(lines[:kept]) + lines[kept][:torn])
@@ -122,7 +123,7 @@ def test_results_of_other_requests_or_flags_are_refused(
 
 
 def test_a_requests_file_named_as_results_is_not_emptied(tiny_bundle: Path, tmp_path: Path):
-    """It has no line feed, so it looks like one incomplete line."""
+    """Without a line feed, it looks like one incomplete line of results."""
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "the only request"}')
     refusal("batch", tiny_bundle, requests, requests, *FLAGS)
@@ -133,7 +134,7 @@ def test_a_requests_file_named_as_results_is_not_emptied(tiny_bundle: Path, tmp_
 def test_results_of_another_bundle_are_refused(
     tiny_bundle: Path, random_bundle: Path, requests: Path, whole: Path, tmp_path: Path, change: str
 ):
-    """The bundles have one vocabulary, and the model is the same."""
+    """Even if the model and its vocabulary are the same."""
     name = "chat_template.jinja" if change == "template" else "pass_config.json"
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
     if change == "template":
@@ -164,10 +165,8 @@ def test_a_second_run_is_refused_and_a_killed_run_leaves_no_lock(
 
 @pytest.fixture
 def answers(whole: Path) -> list[dict]:
-    """Put errors of the past in lines 2, 5 and 6 of `whole`, and return its results before.
-
-    Line 3 fails in every run.
-    """
+    """Replace the results of lines 2, 5 and 6 of `whole` by errors, as if they had failed in an
+    earlier run. Return the results from before. (Line 3 fails in every run.)"""
     before = content(whole)
     lines = read_jsonl(whole)
     for i in (1, 4, 5):
@@ -214,7 +213,8 @@ def test_an_interrupted_retry_keeps_its_results_in_order(
 def test_a_killed_retry_keeps_its_results(
     tiny_bundle: Path, requests: Path, whole: Path, answers: list[dict], tmp_path: Path
 ):
-    """Its results stand at the end of the file until the next run sorts them."""
+    """A killed run with --retry-failed leaves its results at the end of the file. The next run
+    sorts them."""
     with held_batch(9, tiny_bundle, requests, whole, *FLAGS, "--retry-failed") as running:
         second = process("batch", tiny_bundle, requests, whole, *FLAGS)
         assert running.poll() is None
@@ -232,7 +232,7 @@ def test_a_killed_retry_keeps_its_results(
 
 
 def test_a_killed_retry_of_the_last_line(tiny_bundle: Path, requests: Path, whole: Path):
-    """The results are in order, but the last line has two: the failed and the new one."""
+    """The file is in order, but has two results of the last line: the error and the new one."""
     *others, last = read_jsonl(whole)
     failed = {key: last[key] for key in ("line", "request")} | {"error": "out of memory"}
     expected = whole.read_text()
