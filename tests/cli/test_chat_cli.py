@@ -1,4 +1,4 @@
-"""pass-run chat with lines from a pipe: turns, commands, a full context, bad lines."""
+"""pass-run chat that reads lines from a pipe: turns, commands, a full context, bad lines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ FLAGS = ("--max-new-tokens", "12", "--ignore-eos")
 
 
 def answers_to(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> str:
+    """Return what a chat that must succeed writes to stdout for these lines."""
     return output("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
 
 
@@ -81,8 +82,8 @@ def test_refused_flags(tiny_bundle: Path, flags: list[str]):
 
 
 def chat(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple[str, list[str]]:
-    """Return the answers and the lines on stderr. Assert that the status is 2 if one is an
-    error, and else 0."""
+    """Return what a chat writes to stdout, and the lines of its stderr. Assert that the exit status
+    is 2 if one of these is an error, and else 0."""
     done = pass_run("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
     notes = done.stderr.splitlines()
     failed = any(note.startswith("error: ") for note in notes)
@@ -90,11 +91,11 @@ def chat(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple[str
     return done.stdout, notes
 
 
-LONG = "12 " * 800
+TOO_LONG = "12 " * 800
 
 
 def test_a_message_that_is_too_long_costs_only_itself(tiny_bundle: Path):
-    answers, errors = chat(tiny_bundle, "hello", LONG, "again")
+    answers, errors = chat(tiny_bundle, "hello", TOO_LONG, "again")
     assert answers == answers_to(tiny_bundle, "hello", "again")
     assert len(errors) == 1 and "more than the context of 768; shorten the message" in errors[0]
 
@@ -125,7 +126,7 @@ def test_only_commands_that_read_a_broken_template_refuse_it(tiny_bundle: Path, 
 
 
 def with_template(bundle: Path, copy: Path, template: str) -> Path:
-    """Return a copy of a bundle with another chat template, which its manifest lists."""
+    """Return a copy of a bundle with another chat template, whose hash is in its manifest."""
     bundle_copy(bundle, copy, without="chat_template.jinja")
     (copy / "chat_template.jinja").write_text(template)
     config = copy / "pass_config.json"
@@ -137,14 +138,14 @@ def with_template(bundle: Path, copy: Path, template: str) -> Path:
     return copy
 
 
-LINES = [f"{i} {'fox ' * 90}".strip() for i in range(8)]
-"""Messages of which a handful fill the context."""
+LONG_LINES = [f"{i} {'fox ' * 90}".strip() for i in range(8)]
+"""Messages of which a few fill the context."""
 
 
 def test_a_full_context_drops_the_oldest_exchanges(tiny_bundle: Path, tmp_path: Path):
     saved = tmp_path / "talk.json"
     flags = (*FLAGS, "--system", "short", "--context-overflow", "drop-oldest")
-    answers, notes = chat(tiny_bundle, *LINES, f"/save {saved}", flags=flags)
+    answers, notes = chat(tiny_bundle, *LONG_LINES, f"/save {saved}", flags=flags)
     assert len(answers.splitlines()) >= 8
     assert any("dropped the oldest exchange" in note for note in notes)
     assert not any(note.startswith("error") for note in notes)
@@ -152,7 +153,7 @@ def test_a_full_context_drops_the_oldest_exchanges(tiny_bundle: Path, tmp_path: 
     exchanges = len(kept) // 2
     assert kept[0] == {"role": "system", "content": "short"}  # never dropped
     assert [turn["role"] for turn in kept[1:]] == ["user", "assistant"] * exchanges
-    assert [turn["content"] for turn in kept[1::2]] == LINES[-exchanges:]
+    assert [turn["content"] for turn in kept[1::2]] == LONG_LINES[-exchanges:]
     session = load(tiny_bundle, "cpu", threads=1)
     assert 768 // 2 < len(session.encode_chat(kept)) <= 768
 
@@ -160,16 +161,18 @@ def test_a_full_context_drops_the_oldest_exchanges(tiny_bundle: Path, tmp_path: 
 def test_a_full_context_can_refuse_messages(tiny_bundle: Path, tmp_path: Path):
     saved = tmp_path / "talk.json"
     flags = (*FLAGS, "--context-overflow", "stop")
-    _, notes = chat(tiny_bundle, *LINES, f"/save {saved}", "/reset", LINES[0], flags=flags)
+    _, notes = chat(
+        tiny_bundle, *LONG_LINES, f"/save {saved}", "/reset", LONG_LINES[0], flags=flags
+    )
     refused = [note for note in notes if note.startswith("error: the conversation (")]
     assert refused and "drop-oldest" in refused[0]
     kept = json.loads(saved.read_text())
-    assert [turn["content"] for turn in kept[::2]] == LINES[: 8 - len(refused)]
+    assert [turn["content"] for turn in kept[::2]] == LONG_LINES[: 8 - len(refused)]
     assert not notes[-1].startswith("error")  # after /reset there is room again
 
 
 def test_an_answer_may_not_take_more_than_half_of_the_context(tiny_bundle: Path):
-    """With --max-new-tokens beyond the context, the conversation would else be dropped at once."""
+    """Otherwise a --max-new-tokens beyond the context would leave no room for the conversation."""
     flags = ("--max-new-tokens", "5000", "--context-overflow", "stop")
     answers, notes = chat(tiny_bundle, "hello", flags=flags)
     assert answers.strip() and notes == []
@@ -177,7 +180,7 @@ def test_an_answer_may_not_take_more_than_half_of_the_context(tiny_bundle: Path)
 
 @pytest.mark.parametrize("capacity", [4, 24, 32])
 def test_tiny_capacities_answer_or_refuse_in_one_line(tiny_bundle: Path, capacity: int):
-    """Messages get shorter until they fit; one prompt fills the capacity exactly."""
+    """The messages get shorter until they fit. If any fits, one fills the capacity exactly."""
     lines = ["12" * count for count in range(15, 0, -1)]
     session = load(tiny_bundle, "cpu", threads=1)
     lengths = [len(session.encode_chat([{"role": "user", "content": line}])) for line in lines]

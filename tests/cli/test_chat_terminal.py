@@ -24,7 +24,7 @@ def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
         terminal.type(f"{UP}!\r")
         terminal.wait_for("12 tokens")
         terminal.wait_for(PROMPT)
-        terminal.type("\x1b[200~two\nlines\x1b[201~\r")  # pasted
+        terminal.type("\x1b[200~two\nlines\x1b[201~\r")  # as terminals send pasted text
         terminal.wait_for("12 tokens")
         terminal.wait_for(PROMPT)
         terminal.type(f"/save {saved}\r")
@@ -48,7 +48,9 @@ def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):
             terminal.wait_for(PROMPT)
             terminal.type("hello\r")
             terminal.wait_for(ENTERED)
-            terminal.wait_for_characters(8)  # while nothing is written, Ctrl-C is a key
+            terminal.wait_for_characters(
+                8
+            )  # before the answer, Ctrl-C would be a key of the prompt
             terminal.type("\x03")
             terminal.wait_for("[stopped]")
         terminal.wait_for(PROMPT)

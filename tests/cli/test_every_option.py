@@ -1,4 +1,8 @@
-"""Every option of pass-run changes what the command hands on to the calls that do its work."""
+"""Every option of pass-run changes arguments of the functions that do the command's work.
+
+A `Case` (handed_on.py) names an option's words and the arguments that they change, and no others:
+`{"LoadOptions.threads": 2}`. The functions are replaced by stand-ins that record their arguments.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from pass_runtime.cli.main import main
 from pass_runtime.cli.request_line import BatchRequest
 from pass_runtime.options import GenerateOptions
 
-FILES = {
+FILES = {  # name -> content
     "schema": "{}",
     "lark": 'start: "a"',
     "prompt": "from a file\n",
@@ -44,7 +48,7 @@ PENALIZED = {
     "logit_bias": Case(["--logit-bias", "5=-2"], {"logit_bias": {5: -2.0}}),
 }
 NO_CONSTRAINT = {"json_object": False, "choice": ()}
-CONSTRAINED = {
+CONSTRAINED = {  # field -> the option's words, and the fields that it sets
     "json_schema": (["--json-schema", "schema"], {"json_schema": "{}"}),
     "json_object": (["--json-object"], {"json_object": True}),
     "regex": (["--regex", "a+"], {"regex": "a+"}),
@@ -92,18 +96,17 @@ def under(prefix: str, cases: dict[str, Case]) -> dict[str, Case]:
     }
 
 
-def constrained() -> dict[str, Case]:
-    """Return the cases of options that make a constraint."""
-    cases = {}
-    for name, (given, fields) in CONSTRAINED.items():
-        cases[name] = Case(given, NO_CONSTRAINT | fields)
-    return under("GenerateOptions.constraint", cases)
-
-
 GENERATION = {
     **under("GenerateOptions", GENERATED),
     **under("GenerateOptions.sampling", SAMPLED | PENALIZED),
-    **constrained(),
+    # Without such an option there is no constraint at all, so that all its fields change.
+    **under(
+        "GenerateOptions.constraint",
+        {
+            name: Case(words, NO_CONSTRAINT | fields)
+            for name, (words, fields) in CONSTRAINED.items()
+        },
+    ),
 }
 OPENED = under("LoadOptions", ENGINE)
 PROMPT = [BUNDLE, "-p", "a"]
@@ -238,6 +241,7 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
         },
     ),
 }
+"""By command: its shortest line, and a case for each of its options."""
 CASES = [(command, option) for command, (_, cases) in COMMANDS.items() for option in cases]
 
 
@@ -301,7 +305,7 @@ def test_an_option_changes_only_its_own_fields(command, option):
     assert changes(main, [command], base, cases[option], prepared) == cases[option].expected
 
 
-WITHOUT_EFFECT = [
+LINES_WITHOUT_EFFECT = [
     ["generate", *PROMPT, "--keep-newline"],
     ["generate", *PROMPT, "--json", "--show-drafts"],
     ["generate", *PROMPT, "--system", "s"],
@@ -314,7 +318,7 @@ WITHOUT_EFFECT = [
 ]
 
 
-@pytest.mark.parametrize("line", WITHOUT_EFFECT, ids=lambda line: " ".join(map(str, line)))
+@pytest.mark.parametrize("line", LINES_WITHOUT_EFFECT, ids=lambda line: " ".join(map(str, line)))
 def test_an_option_without_effect_is_refused(line, monkeypatch):
     calls = Calls(monkeypatch)
     prepare(calls)
@@ -340,14 +344,14 @@ VALUES = {
     "name", sorted(BatchRequest.model_fields.keys() - {"id", "prompt", "messages"})
 )
 def test_a_field_of_a_batch_line_changes_its_request(name):
-    value = {"5": -2.0} if name == "logit_bias" else listed(VALUES[name])
-    fields = {"plan": "ar"} | {name: value}
-    options = BatchRequest.model_validate({"prompt": "a", **fields}).options(GenerateOptions(), 1)
-    plain = BatchRequest(prompt="a", plan="ar").options(GenerateOptions(), 1)
-    assert options != plain
+    expected = listed(VALUES[name])
+    in_json = {"5": -2.0} if name == "logit_bias" else expected  # keys of JSON are text
+    line = {"prompt": "a", "plan": "ar"} | {name: in_json}
+    options = BatchRequest.model_validate(line).options(GenerateOptions(), 1)
+    assert options != BatchRequest(prompt="a", plan="ar").options(GenerateOptions(), 1)
     part = options if hasattr(options, name) else options.sampling
-    given = getattr(options.constraint if name in CONSTRAINT_FIELDS else part, name)
-    assert (json.loads(given) if name == "json_schema" else listed(given)) == listed(VALUES[name])
+    value = getattr(options.constraint if name in CONSTRAINT_FIELDS else part, name)
+    assert (json.loads(value) if name == "json_schema" else listed(value)) == expected
 
 
 def listed(value: Any) -> Any:

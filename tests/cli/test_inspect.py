@@ -28,9 +28,8 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
         assert info["bytes"] == (adapter_bundle / name).stat().st_size
     assert printed["bytes"] == sum(info["bytes"] for info in printed["files"].values())
     rows = {plan["name"]: plan["rows"] for plan in printed["plans"]}
-    cycles = (
-        make_cycle(mode, drafts) for mode in ("ar", "two-pass", "fused") for drafts in range(1, 9)
-    )
+    modes, lookaheads = ("ar", "two-pass", "fused"), range(1, 9)
+    cycles = [make_cycle(mode, lookahead) for mode in modes for lookahead in lookaheads]
     assert rows == {plan.name: plan.width for cycle in cycles for plan in cycle.plans}
     assert printed["cpu"] == find_kernels(manifest)._asdict()
     assert printed["tools"]["onnxruntime"] and printed["verified"] is False
@@ -51,7 +50,7 @@ def test_files_are_read_with_verify_only(tiny_bundle: Path, tmp_path: Path):
     assert output("inspect", copy, "--json")
     assert "is missing" in refusal("inspect", copy, "--verify")
     content = bytearray((tiny_bundle / name).read_bytes())
-    content[5] ^= 1
+    content[5] ^= 1  # one bit
     (copy / name).write_bytes(content)
     assert "SHA-256" in refusal("inspect", copy, "--verify")
     assert json.loads(output("inspect", tiny_bundle, "--verify", "--json"))["verified"] is True
@@ -88,7 +87,7 @@ def test_engines(tiny_bundle: Path, tmp_path: Path):
 
 
 def test_no_session_of_the_bundle_is_opened(tiny_bundle: Path):
-    """ONNX Runtime is imported all the same: it runs tiny graphs to detect the CPU's kernels."""
+    """Only ONNX Runtime is imported, which runs tiny graphs to find the CPU's kernels."""
     code = (
         "import sys; from click.testing import CliRunner; from pass_runtime.cli.main import main\n"
         f"assert CliRunner().invoke(main, ['inspect', {str(tiny_bundle)!r}]).exit_code == 0\n"

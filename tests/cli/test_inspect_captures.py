@@ -1,4 +1,5 @@
-"""pass-run inspect --device: which passes are captured as CUDA graphs, with fake CUDA devices."""
+"""pass-run inspect --device lists which passes are captured as CUDA graphs. The CUDA devices are
+fakes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from pass_runtime.backends.ort import backend as ort_backend
 
 
 def test_engines(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Passes of every plan, sampler, batch and number of columns are listed, and prefill chunks."""
+    """TensorRT captures whole passes, of every plan, sampler, batch size and number of cache
+    columns, and prefill chunks."""
     gpu = Gpu(with_engines(tiny_bundle, tmp_path, 1, 2), monkeypatch)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     flags = ("--device", "tensorrt", "--max-batch-size", 2)
@@ -48,7 +50,7 @@ def test_failed_captures_have_their_reason(
 
 
 def test_onnx_runtime(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """ONNX Runtime captures the trunk and each tail separately."""
+    """ONNX Runtime captures the trunk and each tail separately. It runs on the CPU here."""
     captures, memory, capabilities = FakeCaptures(monkeypatch), FakeCuda(), ort_backend.Capabilities
     monkeypatch.setattr(ort_backend, "choose_device", lambda _: "cpu")
     monkeypatch.setattr(ort_backend, "open_memory", lambda _: Cuda(memory))
@@ -65,7 +67,7 @@ def test_onnx_runtime(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
         for plan in ("ar", "verify-6")
         for sampler in ("sample", "truncated")
     }
-    trunk = read_manifest(tiny_bundle).trunk_file("cpu", DEFAULT_BATCH)  # the session is the CPU's
+    trunk = read_manifest(tiny_bundle).trunk_file("cpu", DEFAULT_BATCH)
     assert {line.removeprefix("captured: yes, ") for line in lines} > {trunk, *tails}
     assert not memory.blocks
 

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: output up to there stays, the status is 130, and no traceback is shown."""
+"""Ctrl-C and SIGTERM: what was written before stays, the exit status is 130, and there is no
+traceback."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ SIGNALS = pytest.mark.parametrize(
 
 
 def start(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.Popen[bytes]:
+    """Start the command with pipes for standard input, output and errors."""
     pipe = subprocess.PIPE
     return subprocess.Popen([*command, *map(str, arguments)], stdin=pipe, stdout=pipe, stderr=pipe)
 
@@ -46,7 +48,7 @@ def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
 @pytest.mark.slow
 @SIGNALS
 def test_json_has_the_text_so_far(tiny_bundle: Path, tmp_path: Path, number: signal.Signals):
-    passes = tmp_path / "passes"
+    passes = tmp_path / "passes"  # gets a byte before each pass
     slow = pass_run_after(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
     flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)
     with start(*flags, "--plan", "ar", "--json", command=slow) as running:
@@ -63,7 +65,7 @@ def test_json_has_the_text_so_far(tiny_bundle: Path, tmp_path: Path, number: sig
 
 @contextmanager
 def answering_chat(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A chat in the middle of a long answer."""
+    """Yield the process of a chat in the middle of a long answer."""
     with start("chat", bundle, *LONG) as running:
         assert running.stdin is not None and running.stdout is not None
         running.stdin.write(b"hello\n")
@@ -87,7 +89,7 @@ def test_sigterm_ends_a_chat(tiny_bundle: Path):
     with answering_chat(tiny_bundle) as running:
         running.send_signal(signal.SIGTERM)
         try:
-            running.wait(timeout=60)  # standard input stays open, so only the signal can end it
+            running.wait(timeout=60)  # standard input stays open, so only the signal ends the chat
         except subprocess.TimeoutExpired:
             running.kill()
     assert running.returncode == 130
@@ -117,7 +119,7 @@ def test_chat_stops_a_command_and_goes_on(tiny_bundle: Path, tmp_path: Path):
         running.stdin.flush()
         while not running.stdout.readline():
             pass
-        writer = os.open(fifo, os.O_WRONLY)  # once the chat has opened it to read
+        writer = os.open(fifo, os.O_WRONLY)  # waits until the chat has opened the pipe to read it
         running.send_signal(signal.SIGINT)
         running.stdin.write(b"hello\n")
         rest, errors = running.communicate(timeout=60)

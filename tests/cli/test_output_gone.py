@@ -1,4 +1,5 @@
-"""Commands whose output is closed, or cannot be written, end without a traceback."""
+"""Commands whose standard output or errors cannot be written end without a traceback: a pipe that
+nobody reads, a closed stream, a full disk."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
 def test_a_pipe_without_a_reader(command: list[str]):
-    """As in `| head -c 1`, but without a race: nobody ever reads."""
+    """As in `pass-run ... | head -c 1`, but the pipe's reader is gone from the start, so that the
+    test has no race."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
@@ -50,7 +52,7 @@ def test_a_closed_output(command: list[str], closed: int):
     pipe = subprocess.PIPE
     line = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
     done = subprocess.run(line, input=b"hello\n", stdout=pipe, stderr=pipe, timeout=60, check=False)
-    if closed == 1 and "batch" in command:
+    if closed == 1 and "batch" in command:  # its results have nowhere to go
         assert b"name a file" in done.stderr
         assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
     else:

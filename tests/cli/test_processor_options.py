@@ -1,4 +1,4 @@
-"""pass-run with constraints, penalties and biases: what each does, and what is refused."""
+"""pass-run with constraints, penalties and biases: what each option does, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_constraint(tiny_bundle: Path, tmp_path: Path):
     assert generated(tiny_bundle, "--json-object", "--max-new-tokens", 3)["text"].startswith("{")
 
 
-def test_each_change_of_logits(tiny_bundle: Path):
+def test_each_option_that_changes_logits(tiny_bundle: Path):
     twelve = ("--ignore-eos", "--max-new-tokens", 12)
     plain = generated(tiny_bundle, *twelve)["token_ids"]
     first = plain[0]
@@ -43,7 +43,7 @@ def test_each_change_of_logits(tiny_bundle: Path):
     for flags in changes:
         changed = generated(tiny_bundle, *twelve, *flags)["token_ids"]
         assert changed != plain, flags
-    assert set(changed) <= {9, 11}
+    assert set(changed) <= {9, 11}  # the last of the changes
     stop = ("--stop-token-id", first, "--max-new-tokens", 12)
     assert generated(tiny_bundle, *stop)["stats"]["generated_tokens"] == 1
     later = generated(tiny_bundle, *stop, "--min-tokens", 4)

@@ -1,4 +1,4 @@
-"""pass-run generate: its output, and what it refuses."""
+"""pass-run generate: what it prints, where prompts come from, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from pass_run import PASS_RUN, assert_refused, bundle_copy, output, process, refusal
 
 PROMPT = "The quick brown fox"
-STATS = {"plan", "passes", "mean_acceptance_length", "acceptance_per_position"} | {
-    *("prefill_seconds", "decode_seconds", "decode_tokens_per_second")
-}
+STATS = {"plan", "passes", "mean_acceptance_length", "acceptance_per_position"}
+STATS |= {"prefill_seconds", "decode_seconds", "decode_tokens_per_second"}
 
 
-def generated(bundle: Path, *arguments: object, stdin: str = "") -> dict:
+def generated(bundle: Path, *arguments: object, stdin: str | bytes = "") -> dict:
+    """Return the JSON that `generate --json --ignore-eos` prints."""
     return json.loads(output("generate", bundle, "--json", "--ignore-eos", *arguments, stdin=stdin))
 
 
@@ -32,8 +32,8 @@ def test_json_has_the_documented_keys(tiny_bundle: Path):
 
 
 @pytest.mark.slow
-def test_as_a_process(tiny_bundle: Path, tmp_path: Path):
-    """The other tests of this file run the command in their own process."""
+def test_generate_in_a_process_of_its_own(tiny_bundle: Path, tmp_path: Path):
+    """As users run it; most other tests of this file run the command in the process of the test."""
     done = process("generate", tiny_bundle, "--json", "--max-new-tokens", 4, stdin=PROMPT)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["token_ids"]) <= 4
@@ -74,7 +74,7 @@ def test_a_files_last_line_feed_is_not_part_of_the_prompt(tiny_bundle: Path, tmp
         assert ids("--prompt-file", "-", stdin=file.read_bytes()) == alone
     assert ids("--prompt-file", file, "--keep-newline") == ids("-p", "fox\ndog\n") != alone
     assert ids("--keep-newline", stdin="fox\ndog\n") == ids("-p", "fox\ndog\n")
-    assert ids(stdin="fox\ndog\n\n") == ids("-p", "fox\ndog\n")  # exactly one
+    assert ids(stdin="fox\ndog\n\n") == ids("-p", "fox\ndog\n")  # only one line feed is cut
     assert ids(stdin=b"fox\r\n") == ids("-p", "fox")
     assert ids(stdin=b"\xef\xbb\xbffox") == ids("-p", "fox")  # a byte order mark
 
@@ -180,7 +180,7 @@ def test_refused_prompts(tiny_bundle: Path, tmp_path: Path):
 def test_a_prompt_that_fills_the_capacity_gets_one_token(
     tiny_bundle: Path, explain: tuple[str, ...]
 ):
-    """With the default plan, which would else time passes after the first token."""
+    """Also with the default plan, `auto`, which otherwise times passes after the first token."""
     ids = len(generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 1)["prompt_ids"])
     prompt = PROMPT + "1" * (-ids % 4)  # a digit is a token, and capacities are multiples of 4
     capacity = ids + -ids % 4
@@ -226,7 +226,7 @@ def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
     assert "bytes instead of" in refusal("generate", copy, "-p", PROMPT, "--trust-bundle")
 
 
-MANIFEST_CHANGES = {
+MANIFEST_CHANGES: dict[str, tuple[dict, str]] = {
     "version": ({"version": 1}, "version 1 is not 3"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
     "noise": (
@@ -280,5 +280,5 @@ USAGE = {
 def test_usage_errors_are_one_line(case: str):
     arguments, expected, see = USAGE[case]
     line = refusal(*arguments)
-    line = line.replace("option: --wrap", "option '--wrap'")  # the words of click 8.1
+    line = line.replace("option: --wrap", "option '--wrap'")  # click 8.1 words it differently
     assert expected in line and line.endswith(f" {see}\n") and "; see " in line

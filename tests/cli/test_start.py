@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts shows no traceback, whatever is being imported."""
+"""Ctrl-C while a command starts shows no traceback, whatever module is being imported then."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HANDLED = "handled"
-"""The moment from which a command handles signals: it has a handler for SIGTERM."""
+"""The moment at which a command has its handler for SIGTERM."""
 LIBRARIES = {
     "pass_runtime": ("_multiarray_umath", "_pydantic_core", "onnxruntime_pybind11_state"),
     "pass_exporter": ("_pydantic_core", "libtorch_python"),
     "pass_trainer": ("libtorch_python",),
 }
+"""By package: shared libraries whose loading is another moment, in the middle of imports."""
 MOMENTS = [
     (package, moment)
     for package, libraries in LIBRARIES.items()
@@ -29,7 +30,7 @@ MOMENTS = [
 
 @pytest.fixture
 def arguments(tiny_bundle: Path, tiny_model: Path, tmp_path: Path) -> dict[str, list[str]]:
-    """Return arguments for each command with which it works for a while."""
+    """Return for each package arguments with which its command works for a while."""
     flags = ("--max-new-tokens", "700", "--ignore-eos", "--plan", "ar")
     generate = ["generate", str(tiny_bundle), "-p", "fox", *flags]
     output = ["--model", str(tiny_model), "-o", str(tmp_path / "out")]

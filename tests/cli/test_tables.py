@@ -40,7 +40,7 @@ def test_no_word_is_cut(width: int, boxed: bool):
 def test_the_menu_of_auto_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Even with the longest names of plans. Times that were not measured are marked with ~."""
+    """Even with the longest names of plans. Times that were estimated are marked with ~."""
     monkeypatch.setenv("COLUMNS", "80")
     tuner = Tuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
     for plan in tuner.decide(8).cycle.plans:
@@ -51,12 +51,12 @@ def test_the_menu_of_auto_fits_80_columns(
     assert max(map(len, table)) <= 80 and len(table) == len(tuner.candidates(8))
     names = [line.split("│")[1].strip() for line in table]
     assert {"ar", "draft-8 + verify-8", "fused:8,7,6,5,4,3,2,1,1", "fused:2,2,1"} < set(names)
-    ran = [name for name, line in zip(names, table, strict=True) if "~" not in line]
-    assert ran == [tuner.decided.cycle.plans[0].name]
+    measured = [name for name, line in zip(names, table, strict=True) if "~" not in line]
+    assert measured == [tuner.decided.cycle.plans[0].name]
 
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")
-WORDS = {
+HEADINGS = {
     "bench": "plan tokens/s each ratio ms/pass tau acceptance position +ngram",
     "rows": "sequences rows window look-ahead trunk, ratio tail,",
     "inspect": "plan rows drafts groups next samplers",
@@ -66,7 +66,7 @@ WORDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", HEADINGS)
 def test_commands_in_80_columns(
     random_bundle: Path, name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -79,10 +79,11 @@ def test_commands_in_80_columns(
     arguments = [command, str(random_bundle), *flags]
     if terminal:
         with Terminal(*arguments) as running:
-            text = "".join(running.wait_for("└") for _ in range(2 if name == "inspect" else 1))
+            tables = 2 if name == "inspect" else 1
+            text = "".join(running.wait_for("└") for _ in range(tables))
     else:
         monkeypatch.setenv("COLUMNS", "80")
         done = pass_run(*arguments)
         text = done.stdout + done.stderr
     words = set(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
-    assert set(WORDS[name].split()) <= words and "…" not in text
+    assert set(HEADINGS[name].split()) <= words and "…" not in text

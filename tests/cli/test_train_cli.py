@@ -1,4 +1,5 @@
-"""pass-train: what it writes, what pass-export takes from it, and what it refuses in one line."""
+"""pass-train and pass-train evaluate: what they write, what pass-export reads of it, and what they
+refuse in one line."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def run(command: Command, *arguments: object, cache: str | None = None) -> Resul
 
 
 def refusal(*arguments: object) -> str:
-    """Run a command that must fail, and return its last line, the only error."""
+    """Run pass-train, which must refuse. Return the last line of stderr, the only error."""
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     lines = done.stderr.splitlines()
@@ -85,10 +86,10 @@ def trained(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_steps(
+def test_a_resumed_run_without_steps_keeps_those_of_the_first_run(
     tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path
 ):
-    """The default of --steps is for new runs only."""
+    """The default of --steps applies to new runs only."""
     shutil.copytree(trained.parent, tmp_path / "run")
     flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *LORA, *SMALL]
     run(main, *flags, "--resume", cache=cache)
@@ -124,7 +125,7 @@ def evaluation(tiny_model: Path, prompts: Path) -> list[object]:
 
 def test_evaluate_prints_json(evaluation: list[object], trained: Path, cache: str):
     flags = [*evaluation, "--temperatures", "0,0.8"]
-    for weights in ([trained], []):  # trained, and the baseline
+    for weights in ([trained], []):  # without weights, the baseline is evaluated
         done = run(main, "evaluate", *weights, *flags, "--json", cache=cache)
         report = json.loads(done.stdout)
         assert list(report["temperatures"]) == ["0", "0.8"] and report["prompts"] == 3
@@ -274,8 +275,8 @@ def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("trained")  # so that the training text is in the cache
-def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
-    """A phase redraws its line until it is done; then its check mark and figures stay."""
+def test_progress_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
+    """A phase redraws its line until it is done; then a line with a check mark stays."""
     master, slave = pty.openpty()
     flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *TRAIN]
     command = [sys.executable, "-m", "pass_trainer.cli", *map(str, flags)]
@@ -285,7 +286,7 @@ def test_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path)
     ) as running:
         os.close(slave)
         written = b""
-        with contextlib.suppress(OSError):  # Linux: the other end was closed
+        with contextlib.suppress(OSError):  # raised on Linux when the other end is closed
             while part := os.read(master, 1 << 16):
                 written += part
         os.close(master)
