@@ -1,4 +1,5 @@
-"""Shared fixtures: a tiny tokenizer, tiny random models, and bundles exported from them."""
+"""Fixtures for all tests: tiny random models, bundles exported from them, and servers. The tests of
+a run make each of them once (once.py)."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from once import made_once, shared_folder
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub
 os.environ.setdefault("TQDM_DISABLE", "1")
 THREADS = 0
-"""For large models in tests: 0 lets the engine choose; with several workers, each uses one core."""
+"""Threads for large models in tests: 0 is the engine's choice; one if tests run in several
+processes."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     THREADS = 1
-    # Otherwise torch's threads spin while they wait for one another.
+    # With more threads than cores, torch's would spin while they wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CORPUS = [
@@ -33,7 +35,7 @@ VOCAB_SIZE = 320
 BOS, EOS = 0, 1
 SMOLLM2 = "smollm2-135m"
 EXPORTING = ("parity", "exporter", "trainer")
-"""Folders in which most tests export or train a model, which takes seconds."""
+"""Folders of tests that mostly export or train a model, which takes seconds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that no worker runs one alone at the end."""
+    """Sort and choose the tests: the longest files first, so that no worker runs one alone at the
+    end; those marked `seldom` only with --all."""
     items.sort(
         key=lambda item: (
             item.get_closest_marker("slow") is None,
@@ -58,14 +61,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class SilentProgress:
-    """pass_exporter.export.Progress for tests."""
+    """A pass_exporter.export.Progress that shows nothing."""
 
     def phase(self, _name: str) -> Callable[[int, int], None]:
         return lambda _done, _total: None
 
 
 def make_tokenizer():
-    """A byte-level BPE tokenizer: <bos> is 0, <eos> is 1, and every byte has a token."""
+    """Return a byte-level BPE tokenizer: <bos> is 0, <eos> is 1, and every byte has a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -85,7 +88,8 @@ def make_tokenizer():
 
 
 def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
-    """Save a tiny random model with a tokenizer; spread logits make near-ties rare."""
+    """Save a tiny random model with a tokenizer. Its weights are large, so that logits are far
+    apart and near-ties rare. overrides: settings of the model's config."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -113,7 +117,8 @@ def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
 
 
 def randomize_vectors(directory: Path) -> None:
-    """Randomize biases and norm scales: with those of new models, a lost bias has no effect."""
+    """Randomize biases and norm scales. Those of new models are 0 and 1, so a test would not notice
+    that an export lost them."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -127,7 +132,7 @@ def randomize_vectors(directory: Path) -> None:
 
 
 def export_bundle(model: Path, output: Path, **options) -> Path:
-    """Run the real export, checks included."""
+    """Run the real export, checks included. Return the bundle. options: of ExportConfig."""
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
 
@@ -136,13 +141,13 @@ def export_bundle(model: Path, output: Path, **options) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for what this run makes once for all workers (tests/once.py)."""
+    """The folder of what this run of the tests makes once for all workers."""
     return shared_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def traces(shared: Path) -> Iterator[None]:
-    """From now on, exports trace each architecture once (tests/traced.py)."""
+    """From here on, exports trace each architecture once in the run (traced.py)."""
     from traced import traced_once
 
     with traced_once(shared):
@@ -151,7 +156,7 @@ def traces(shared: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def traces_of_exports(request: pytest.FixtureRequest) -> None:
-    """Request `traces` before the module's first export, in the folders that export much."""
+    """Request `traces` before a module's first export, in the folders of EXPORTING."""
     if request.path.parent.name in EXPORTING:
         request.getfixturevalue("traces")
 
@@ -164,22 +169,22 @@ def tiny_model(shared: Path, traces: None) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and untrained look-ahead embeddings; must not be changed."""
+    """The tiny Llama exported with L=6 and untrained look-ahead embeddings. Tests must not change
+    its files."""
     return made_once(shared / "tiny", lambda output: export_bundle(tiny_model, output, lookahead=6))
 
 
 @pytest.fixture(scope="session")
 def random_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and large random look-ahead embeddings: nonsense drafts."""
+    """The tiny Llama exported with L=6 and large random look-ahead embeddings, whose drafts are
+    mostly wrong."""
     import torch
     from safetensors.torch import save_file
 
     def make(output: Path) -> None:
         weights = shared / "random.safetensors"
-        save_file(
-            {"lookahead": torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3},
-            weights,
-        )
+        embeddings = torch.randn(6, 64, generator=torch.Generator().manual_seed(1)) * 3
+        save_file({"lookahead": embeddings}, weights)
         export_bundle(tiny_model, output, lookahead=6, lookahead_weights=weights)
 
     return made_once(shared / "random", make)
@@ -193,8 +198,11 @@ def write_random_weights(
     head_rank: int = 0,
     head_strength: float = 1.0,
 ) -> Path:
-    """Write a file of random weights for `model`, as pass-train does: embeddings; an adapter and a
-    draft head if their ranks are not 0. head_strength: the `strength` of `random_head`."""
+    """Write random look-ahead weights for `model` into a file, as pass-train does. Return its path.
+
+    The file has embeddings, and an adapter and a draft head if `rank` and `head_rank` are not 0.
+    head_strength: the `strength` of `random_head`.
+    """
     import torch
 
     from pass_exporter.model.fingerprint import model_fingerprint
@@ -209,20 +217,13 @@ def write_random_weights(
     with torch.no_grad():
         for b in adapter.lora_B if adapter else ():
             b.normal_(generator=generator)
-    head = (
-        random_head(base.get_output_embeddings().weight, head_rank, strength=head_strength)
-        if head_rank
-        else None
-    )
+    head = None
+    if head_rank:
+        head = random_head(base.get_output_embeddings().weight, head_rank, strength=head_strength)
     sizes = {"rank": rank, "head_rank": head_rank, "head_width": 24 if head_rank else 0}
+    kind = "lora" if rank else "none"
     record = TrainingRecord(
-        base="tiny",
-        lookahead=lookahead,
-        adapter="lora" if rank else "none",
-        **sizes,
-        steps=0,
-        recipe={},
-        tools={},
+        base="tiny", lookahead=lookahead, adapter=kind, **sizes, steps=0, recipe={}, tools={}
     )
     embeddings = torch.randn(lookahead, base.config.hidden_size, generator=generator)
     write_lookahead(path, embeddings, adapter, head, model_fingerprint(base), record)
@@ -230,7 +231,10 @@ def write_random_weights(
 
 
 def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2, strength: float = 1.0):
-    """A float16 draft head that moves logits by a few units, times `strength`."""
+    """Return a float16 draft head that moves logits by a few units, times `strength`.
+
+    embeddings: [vocab,hidden] of the model's output.
+    """
     import torch
 
     from pass_exporter.model.head import DraftHead, new_head
@@ -264,8 +268,8 @@ def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Pat
 
 @pytest.fixture(scope="session")
 def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable[[str], Path]:
-    """A function that exports the tiny Llama, L=4, with `adapter_weights` in a --weights format or
-    in fp16."""
+    """A function that exports the tiny Llama with `adapter_weights` and L=4. It takes "fp16" or a
+    format of --weights, and returns the bundle."""
 
     def bundle(name: str) -> Path:
         options = {"dtype": name} if name == "fp16" else {"weights": name}
@@ -279,7 +283,8 @@ def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable
 
 @pytest.fixture(scope="session")
 def head_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama with a random adapter and draft head, L=8. Its weights lie beside it."""
+    """The tiny Llama with a random adapter and draft head, L=8. The file of its look-ahead weights,
+    lookahead.safetensors, is beside the bundle."""
 
     def make(directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -293,7 +298,8 @@ def head_bundle(tiny_model: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def subset_bundle(shared: Path, traces: None) -> Path:
-    """A bundle, L=4, whose draft head sees half of 1024 tokens. Model and weights lie beside it."""
+    """A bundle, L=4, whose draft head chooses from half of the vocabulary of 1024 tokens. Beside it
+    are the model (model/) and its look-ahead weights (lookahead.safetensors)."""
 
     def make(directory: Path) -> None:
         model = make_model(directory / "model", vocab_size=1024)
@@ -307,7 +313,7 @@ def subset_bundle(shared: Path, traces: None) -> Path:
 
 @pytest.fixture(scope="session")
 def rejection_bundle(subset_bundle: Path, shared: Path) -> Path:
-    """As `subset_bundle`, with the rejection rule."""
+    """`subset_bundle` exported with the rejection rule."""
     model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
     options = {"lookahead": 4, "lookahead_weights": weights, "rule": "rejection"}
     return made_once(shared / "rejection", lambda output: export_bundle(model, output, **options))
@@ -315,7 +321,7 @@ def rejection_bundle(subset_bundle: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
-    """As `subset_bundle`, in w8a8: it has graphs of trees, which it must refuse to run."""
+    """`subset_bundle` exported in w8a8: it has the graphs of trees, but must refuse to run them."""
     model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
     options = {"lookahead": 4, "lookahead_weights": weights, "weights": "w8a8"}
     return made_once(shared / "rounding", lambda output: export_bundle(model, output, **options))
@@ -323,9 +329,10 @@ def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_bundle(shared: Path) -> Path:
-    """The default model in fp32 with L=4 and the shipped weights, for tests marked slow.
+    """The default model in fp32 with L=4 and its trained weights, for tests marked slow.
 
-    PASS_TEST_BUNDLE names a directory that keeps it between runs (half a gigabyte, half a minute).
+    PASS_TEST_BUNDLE names a directory that keeps the bundle between runs of the tests; the export
+    takes half a minute, and the bundle half a gigabyte.
     """
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
@@ -348,19 +355,20 @@ def smollm2_bundle(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """PASS_CACHE for the tests of a module, which share what the first of them writes."""
+    """The directory PASS_CACHE of a module's tests, which share what the first of them writes."""
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("cache")
         patch.setenv("PASS_CACHE", str(directory))
         yield directory
 
 
-# For tests/serve. (They have no conftest of their own: modules of one name shadow each other.)
+# Fixtures for tests/serve, which cannot have a conftest.py of its own: the test files import this
+# one by its name, and two modules of one name shadow each other.
 
 
 @pytest.fixture(scope="session")
 def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A server with four slots and a queue that never fills; some nonsense drafts are accepted."""
+    """A server of `random_bundle` with four slots, and a queue that never fills."""
     from running import Server
 
     with Server(
@@ -371,7 +379,7 @@ def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A server with one slot and room for one more; a pass takes 50 ms."""
+    """A server with one slot and room for one more request in the queue; a pass takes 50 ms."""
     from changed_pass_run import slow_pass_run
     from running import Server
 
@@ -391,12 +399,14 @@ def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
     require_triton()
     directory = tmp_path_factory.mktemp("triton")
     for name, slots in (("text", 4), ("tokens", 4), ("slow", 2)):
-        chosen = {"served_model_name": name, "tokens": name == "tokens", "copy": name == "tokens"}
+        with_tokens = name == "tokens"
         config = RepositoryConfig(
             random_bundle,
             directory / "models",
+            served_model_name=name,
             parameters={"max_batch_size": slots, "threads": 1},
-            **chosen,
+            tokens=with_tokens,
+            copy=with_tokens,
         )
         if (model := write_model(config)).name == "slow":
             with (model / "1" / "model.py").open("a") as file:

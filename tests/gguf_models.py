@@ -1,4 +1,5 @@
-"""Models whose weights have the values of a GGUF type, for exports with --weights source."""
+"""Models whose weights have been rounded as a type of .gguf files does it, to test exports with
+--weights source, which keep such values exactly."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from conftest import export_bundle, make_model
 
 
 def of_type(kind: str, weight: torch.Tensor) -> torch.Tensor:
-    """The weight [out,in] as rounded by llama.cpp's format `kind`, in float32."""
-    found = getattr(gguf.GGMLQuantizationType, kind)
-    packed = gguf.quants.quantize(np.ascontiguousarray(weight.float().numpy()), found)
-    return torch.from_numpy(gguf.quants.dequantize(packed, found).copy())
+    """Return the weight [out,in] as the GGUF type `kind` rounds it, in float32."""
+    gguf_type = getattr(gguf.GGMLQuantizationType, kind)
+    packed = gguf.quants.quantize(np.ascontiguousarray(weight.float().numpy()), gguf_type)
+    return torch.from_numpy(gguf.quants.dequantize(packed, gguf_type).copy())
 
 
 def export_of_type(kind: str, directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Export a model whose decoder has values of a GGUF type with --weights source, which compares
-    it with torch. Return the bundle and the model's weights."""
+    """Export a model whose layers have values of the GGUF type `kind`, with --weights source. The
+    export compares the bundle with torch. Return the bundle and the model's weights by name."""
     model = make_model(directory / "model", tie_word_embeddings=False)
     tensors = load_file(model / "model.safetensors")
     tensors |= {name: of_type(kind, tensor) for name, tensor in tensors.items() if "_proj" in name}
     tensors["lm_head.weight"] = of_type("Q8_0", tensors["lm_head.weight"])
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     with pytest.MonkeyPatch.context() as patch:
-        # The model is no .gguf file.
+        # The check reads the types in a .gguf file, and this model is none.
         patch.setattr("pass_exporter.export.check_gguf_types", lambda _: None)
         return export_bundle(model, directory / "bundle", lookahead=2, weights="source"), tensors

@@ -1,4 +1,4 @@
-"""Files that one run of the tests makes once, for every worker of pytest-xdist."""
+"""Makes a file once in a run of the tests, for all workers of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of this run that its workers have in common."""
+    """Return a folder that all workers of this run have in common."""
     own = factory.getbasetemp()
     folder = (own.parent if own.name.startswith("popen-") else own) / "shared"
     folder.mkdir(exist_ok=True)
@@ -18,9 +18,10 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Return `path`. The first caller of all workers makes it with make(path); the others wait.
+    """Return `path`, which the first caller in all workers makes with make(path). The others wait.
 
-    The lock file notes that it is complete: after a failure the next caller makes it again.
+    A lock file beside `path` is written to when `path` is complete; if making it fails, the next
+    caller tries again.
     """
     with path.with_name(f"{path.name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

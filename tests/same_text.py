@@ -1,4 +1,4 @@
-"""Comparing texts token for token, with near-ties allowed, and reading the KV cache behind them."""
+"""Helpers that compare texts token for token, allowing near-ties, and read the KV cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def assert_same_text(
 
 
 def greedy_text(model: Any, prompt: list[int], count: int) -> list[int]:
-    """Return the `count` tokens that transformers writes greedily, with end tokens ignored."""
+    """Return the `count` tokens that a model of transformers writes greedily after the prompt, past
+    end tokens."""
     import torch
 
     model.generation_config.eos_token_id = None
@@ -39,7 +40,7 @@ def greedy_text(model: Any, prompt: list[int], count: int) -> list[int]:
 
 
 def cache_entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:
-    """Return the first `count` entries of a slot in the KV cache: [tensors,heads,count,D]."""
+    """Return the first `count` cache entries of a slot: [tensors,heads,count,D]."""
     cache, tensors = backend.cache, []
     _, heads, capacity, size = cache.shape(1)
     for _, address in cache.addresses(slot):

@@ -1,6 +1,6 @@
-"""Small models of one architecture are traced once in a run of the tests.
+"""Makes exports trace the small models of one architecture only once in a run of the tests.
 
-Tracing is most of what a tiny export costs, and the tests export one tiny model in many formats.
+Tracing takes most of a tiny export's time, and the tests export one tiny model in many formats.
 """
 
 from __future__ import annotations
@@ -18,76 +18,68 @@ import torch
 from once import made_once
 
 EXPORT = torch.onnx.export
-"""For tests of the tracing itself."""
-NO_PART_OF_A_GRAPH = ("_name_or_path", "initializer_range")
-"""Settings of a model that do not change its graph."""
-SMALL = 4 << 20
-"""The most parameters of a model whose trace is kept."""
+"""The real function, also for tests of the tracing itself."""
+IRRELEVANT_SETTINGS = ("_name_or_path", "initializer_range")
+"""Settings of a model's config that do not change its graph."""
+MAX_PARAMETERS = 4 << 20
+"""Models with more parameters are traced each time."""
 
 
 @contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
-    """Within the block, the first trace of an architecture leaves its graph in `folder`, and later
-    traces get that graph with their own weights.
-    """
+    """Replace torch.onnx.export within the block: the first trace of an architecture writes its
+    graph into `folder`, and later traces return that graph with their own weights."""
 
-    def remembering(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
-        if sum(parameter.numel() for parameter in module.parameters()) > SMALL:
+    def export(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
+        if sum(parameter.numel() for parameter in module.parameters()) > MAX_PARAMETERS:
             return EXPORT(module, inputs, **options)
         path = folder / f"{_architecture(module, inputs, options)}.onnx"
         made_once(path, lambda path: ir.save(EXPORT(module, inputs, **options).model, path))
         return _Program(_with_weights(ir.load(path), module))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.onnx, "export", remembering)
+        patch.setattr(torch.onnx, "export", export)
         yield
 
 
 class _Program:
-    """The part of torch.onnx.ONNXProgram that the exporter reads."""
+    """Stands in for torch.onnx.ONNXProgram, of which the exporter reads `model` alone."""
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by each of its names: a graph has either name of tied weights."""
+    """Return the parameters and buffers by name. Tied weights are there under each of their names,
+    because a graph may have either."""
     parameters = module.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
-    """A hash of all that determines a trunk's graph. The values of its parameters and the number of
-    look-ahead embeddings do not. (An export compares the graph with torch in any case.)"""
-    config = {
-        name: value
-        for name, value in module.model.config.to_dict().items()
-        if name not in NO_PART_OF_A_GRAPH
-    }
-    tensors = _tensors(module)
-    tied: dict[int, str] = {}
-    shapes = [
-        (name, t.shape[name == "lookahead_embeddings" :], t.dtype, tied.setdefault(id(t), name))
-        for name, t in tensors.items()
-    ]
+    """Return a hash of everything that determines a trunk's graph.
+
+    The values of its parameters and the number of look-ahead embeddings do not, so they are left
+    out. (If something were missing here, the export would fail, since it compares the graph with
+    torch.)
+    """
+    settings = module.model.config.to_dict().items()
+    config = {name: value for name, value in settings if name not in IRRELEVANT_SETTINGS}
+    first_names: dict[int, str] = {}  # which weights are tied
+    shapes = []
+    for name, tensor in _tensors(module).items():
+        shape = tensor.shape[1:] if name == "lookahead_embeddings" else tensor.shape
+        shapes.append((name, shape, tensor.dtype, first_names.setdefault(id(tensor), name)))
     adapted = None if module.adapter is None else module.adapter.names
-    tensors_of = (one if isinstance(one, list) else [one] for one in inputs)
-    examples = [[(t.shape, t.dtype) for t in some if t is not None] for some in tensors_of]
-    found = (
-        type(module.model),
-        config,
-        shapes,
-        adapted,
-        module.outputs_hidden,
-        module.training,
-        examples,
-        options,
-    )
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+    input_lists = (each if isinstance(each, list) else [each] for each in inputs)
+    examples = [[(t.shape, t.dtype) for t in some if t is not None] for some in input_lists]
+    flags = (module.outputs_hidden, module.training)
+    key = (type(module.model), config, shapes, adapted, flags, examples, options)
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:16]
 
 
 def _with_weights(model: ir.Model, module: torch.nn.Module) -> ir.Model:
-    """Set each initializer to a reference to the module's tensor of that name, as tracing does."""
+    """Let each initializer refer to the module's tensor of its name, as after tracing."""
     from torch.onnx._internal.exporter._core import TorchTensor
 
     tensors = _tensors(module)

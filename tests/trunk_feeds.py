@@ -1,4 +1,4 @@
-"""The inputs of a trunk for one window, as tests of graphs run it without a session."""
+"""The inputs of a trunk for one window, for tests that run a trunk's graph without a session."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def trunk_feed(
     lengths: Sequence[int],
     past: Sequence[np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the inputs of the trunk for a window of `plan` in every slot. All rows get logits.
+    """Return the inputs of the trunk by name, for a window of `plan` in every slot.
 
-    tokens: [B,Q or more] the tokens of the window; its look-ahead rows are filled in. lengths: [B]
-    the cache entries before the window. past: the cache, [B,KVH,C,D] for every input of it.
+    All rows get logits. tokens: [B,Q or more] token ids, of which the first Q are the window; those
+    of look-ahead rows are replaced. lengths: [B] numbers of cache entries before the window. past:
+    the KV cache, [B,KVH,C,D] for each of the trunk's inputs that belong to it.
     """
     ids = tokens[:, : plan.width].copy()
     ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(VOCAB_SIZE)

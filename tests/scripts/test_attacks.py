@@ -18,7 +18,7 @@ def test_attacks(tiny_bundle: Path):
     command = [sys.executable, ROOT / "scripts" / "attacks.py", tiny_bundle, "--threads", "1"]
     attacks = ["1,000 chained $ref", "a prompt of 300,000 objects"]
     flags = ["--tokens", "8", "--rounds", "1", "--attack", attacks[0], "--attack", attacks[1]]
-    wide = os.environ | {"COLUMNS": "200"}
+    wide = os.environ | {"COLUMNS": "200"}  # so that no row of the table is wrapped
     done = subprocess.run(
         [*command, *flags], capture_output=True, text=True, timeout=240, check=False, env=wide
     )
@@ -29,7 +29,7 @@ def test_attacks(tiny_bundle: Path):
         if "│" in line
     ]
     assert [row[0] for row in rows] == attacks
-    for _, answers, median, beside, worst, worst_beside, memory in rows:
+    for _, answers, median, during, worst, worst_during, memory in rows:
         assert "x 400" in answers or "x 413" in answers
-        assert 0 <= float(median) <= float(worst) and 0 <= float(beside) <= float(worst_beside)
+        assert 0 <= float(median) <= float(worst) and 0 <= float(during) <= float(worst_during)
         assert int(memory) > 0

@@ -1,4 +1,4 @@
-"""scripts/bench_peers.py: turns of the engines, figures, and texts that differ."""
+"""scripts/bench_peers.py: the turns of contestants, their figures, and texts that differ."""
 
 from __future__ import annotations
 
@@ -40,32 +40,35 @@ def prompt_file(tmp_path: Path) -> Path:
     return path
 
 
-def texts(script: ModuleType, *sizes: tuple[list[int], float]) -> list[list[Any]]:
-    """Return a timed text of one round for each pair of tokens and seconds."""
+def plain_texts(script: ModuleType, *texts: tuple[list[int], float]) -> list[list[Any]]:
+    """Return the TimedText of one round for each pair of tokens and seconds, a token per pass."""
     return [
         [script.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))]
-        for tokens, seconds in sizes
+        for tokens, seconds in texts
     ]
 
 
-def run(script: ModuleType, bundle: Path, flags: str, *more: object, status: int = 0) -> str:
-    """Run the script, and return what it prints. flags: shell words."""
-    arguments = [bundle, *shlex.split(flags), *more]
+def run(script: ModuleType, bundle: Path, flags: str, *words: object, status: int = 0) -> str:
+    """Run the script, and return what it prints. flags: as in a shell. words: further flags."""
+    arguments = [bundle, *shlex.split(flags), *words]
     done = CliRunner().invoke(script.main, [str(each) for each in arguments])
     assert done.exit_code == status, done.output
     return done.output
 
 
-def report_of(script: ModuleType, bundle: Path, flags: str, prompts: Path, **more: int) -> dict:
-    """Run the script, and return the report that it writes, with its output as `printed`."""
+def report_of(
+    script: ModuleType, bundle: Path, flags: str, prompts: Path, status: int = 0
+) -> dict[str, Any]:
+    """Run the script. Return the report that it writes, and what it prints as `printed`."""
     path = prompts.with_name("out.json")
-    printed = run(script, bundle, flags, "--prompt-file", prompts, "-o", path, **more)
+    words = ("--prompt-file", prompts, "-o", path)
+    printed = run(script, bundle, flags, *words, status=status)
     return json.loads(path.read_text()) | {"printed": printed}
 
 
 @pytest.mark.slow
 def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_file: Path):
-    """Greedy and sampled, for every kind and for all; every plan writes the runtime's text."""
+    """There is a row for each temperature, kind of prompts (and for all kinds), and plan."""
     flags = "--kinds chat,code --tokens 8 --rounds 2 --ignore-eos --threads 1"
     plans = "--plan ar --plan 'auto (lookahead)' --plan fused"
     report = report_of(script, tiny_bundle, f"{flags} {plans}", prompt_file)
@@ -111,19 +114,20 @@ def test_tokens_of_several_clients_are_counted(script: ModuleType, tiny_bundle: 
     assert text.timed == 18 and text.seconds > 0 and not text.tokens
 
 
-def test_a_text_that_differs(
+def test_a_text_that_differs_is_an_error(
     script: ModuleType, tiny_bundle: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The report says at which token, and the status is not 0."""
+    """The report says at which token, and the exit status is not 0."""
 
     def start(engine: Any, path: Path, threads: int) -> Any:
         decode = engine(path, threads)
 
         def write(*request: Any, **options: Any) -> Any:
+            """Decode, with a wrong token 3 unless the plan is `ar`."""
             text = decode(*request, **options)
-            wrong = [*text.tokens[:3], 1 + text.tokens[3], *text.tokens[4:]]
-            other = script.TimedText(wrong, text.timed, text.seconds, text.sizes)
-            return text if options["plan"] == "ar" else other
+            tokens = [*text.tokens[:3], 1 + text.tokens[3], *text.tokens[4:]]
+            wrong = script.TimedText(tokens, text.timed, text.seconds, text.sizes)
+            return text if options["plan"] == "ar" else wrong
 
         return write
 
@@ -141,15 +145,16 @@ def test_a_text_that_differs(
 def test_engines_take_turns(script: ModuleType):
     """Every second round has the reverse order."""
     calls: list[str] = []
+    # Each writer returns the number of calls so far.
     writers = {name: partial(lambda name: calls.append(name) or len(calls), name) for name in "abc"}
     assert script.in_turn(writers, 3) == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
     assert calls == [*"abc", *"cba", *"abc"]
 
 
 def test_figures(script: ModuleType):
-    """The second text loops: it counts in `ratio`, but not in `without_loops`."""
+    """The second text is a loop: `ratio` counts it, and `without_loops` does not."""
     loop = [1, 2, 3, 4] * 10
-    plain = texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
+    plain = plain_texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
     faster = [
         [script.TimedText([5, 6, 7, 8], 4, 1.0, [1, 1, 2])],
         [script.TimedText([1, 2, 3, 9] * 10, 40, 4.0, [4] * 10)],
@@ -159,7 +164,7 @@ def test_figures(script: ModuleType):
     assert figures["tokens/s"] == pytest.approx(44 / 5)
     assert figures["without_loops"] == pytest.approx(2.0) and figures["looping"] == 1
     assert figures["by_prompt"] == pytest.approx([2.0, 5.0]) and figures["same"] == 1
-    # tau counts the first pass of the loop, before it repeats.
+    # The first pass of the second text counts in tau, since nothing repeats itself yet.
     assert figures["tau"] == pytest.approx(8 / 4) and figures["in_loops"] == 4
     alone = script.figures(plain[1:], plain[1:], plain[1:], 40)
     assert alone["without_loops"] is None and alone["ratio"] == 1
@@ -187,7 +192,8 @@ def test_refused_flags_start_no_engine(script, tiny_bundle, monkeypatch, flags, 
 
 
 def test_peers(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Each engine has a process. With n-gram drafts, an engine is compared with its own text."""
+    """Each engine has a process. The reference of an engine with n-gram drafts is the same engine
+    without drafts."""
     started: list[Path] = []
 
     def start(_engine: object, path: Path, _threads: int) -> Any:

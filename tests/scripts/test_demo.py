@@ -1,4 +1,5 @@
-"""scripts/demo.sh, with programs that only record their arguments, and a made-up nvidia-smi."""
+"""scripts/demo.sh on machines with and without a GPU. The programs that it runs only record their
+arguments, and nvidia-smi is a fake."""
 
 from __future__ import annotations
 
@@ -39,15 +40,19 @@ def add_nvidia_smi(checkout: Checkout, answer: str, status: int = 0) -> None:
 
 
 def run_demo(checkout: Checkout, *flags: str, **environment: str) -> tuple[str, list[str]]:
-    """Run the script. Return the environment and package that pip got, and the calls of the
-    toolkit up to the device. STATUS_OF_STDIN=0: the driver counts a GPU."""
+    """Run the script. Return where pip installs and what ("ENVIRONMENT PACKAGE"), and the calls of
+    pass-export and pass-run, without flags after the device.
+
+    STATUS_OF_STDIN is the exit status of the program that asks the driver for GPUs: 0 if it finds
+    one.
+    """
     environment = {"STATUS_OF_STDIN": "1"} | environment
     status, calls, errors = checkout.run("scripts/demo.sh", *flags, **environment)
     assert status == 0, errors
     (installed,) = [call for call in calls if "pip install" in call]
-    where, *_, what = installed.replace("/", " ").split()
-    of_toolkit = [call.split(" --chat")[0] for call in calls if call.startswith("pass-")]
-    return f"{where} {what}", of_toolkit
+    environment_name, *_, package = installed.replace("/", " ").split()
+    toolkit_calls = [call.split(" --chat")[0] for call in calls if call.startswith("pass-")]
+    return f"{environment_name} {package}", toolkit_calls
 
 
 def test_a_gpu_that_nvidia_smi_shows_is_used(checkout: Checkout):
@@ -79,8 +84,8 @@ def test_the_cpu_is_used_otherwise(
 
 
 def test_without_nvidia_smi_the_chosen_model_runs_on_the_cpu(checkout: Checkout):
-    where, calls = run_demo(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4")
-    assert where == ".venv .[cpu,export]"
+    installed, calls = run_demo(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4")
+    assert installed == ".venv .[cpu,export]"
     names = ("smollm2-135m", "qwen2.5-coder-0.5b")
     assert calls == [call.replace(*names).replace("w8a8", "int4") for call in ON_CPU]
 
@@ -92,12 +97,12 @@ def test_a_second_run_exports_nothing(checkout: Checkout):
 
 
 @pytest.mark.parametrize("flags", [["--gpu"], ["--model"]])
-def test_usage(checkout: Checkout, flags: list[str]):
+def test_unknown_flags_print_the_usage(checkout: Checkout, flags: list[str]):
     status, calls, errors = checkout.run("scripts/demo.sh", *flags)
     assert status != 0 and not calls and "usage: scripts/demo.sh [--model NAME] [--cpu]" in errors
 
 
-def test_an_environment_has_one_onnxruntime(checkout: Checkout):
+def test_an_environment_has_one_build_of_onnxruntime(checkout: Checkout):
     checkout.program(
         checkout.root / "scripts/some.sh",
         "set -eu\n. scripts/environment.sh\nenvironment $EXTRAS\n",

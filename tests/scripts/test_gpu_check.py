@@ -1,4 +1,5 @@
-"""scripts/gpu_check.sh and the steps that it runs, without a GPU."""
+"""scripts/gpu_check.sh without a GPU: which steps it plans and runs, its report and verdict, and
+the steps of gpu_steps.py on the CPU or on a fake device."""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ from pass_run import assert_refused  # noqa: E402
 
 GPU = {"name": "A | GPU", "memory.total": "81559 MiB", "compute_cap": "9.0"}
 GIB = 1 << 30
-LAYER_RESULTS = (("layers cuda", "ok"), ("attention cuda", "failed"))
 WRITE_REPORT = (
     'import sys; open(sys.argv[1], "w").write(\'{"plans": [{"plan": "ar", "ratio": 1.5}], '
     '"uncaptured": %s}\')'
 )
+"""Python that writes a step's JSON; %s: what was not captured, as JSON."""
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ def python(code: str) -> tuple[str, ...]:
 def run(
     monkeypatch: pytest.MonkeyPatch, steps: list[Step], folder: Path, *flags: str
 ) -> tuple[click.testing.Result, Any]:
-    """Run these steps on a machine with a GPU. Return the command's result and report."""
+    """Run these steps as if there were a GPU. Return the command's result and its report.json."""
     bundle, output = folder / "bundle", folder / "out"
     bundle.mkdir()
     (bundle / FILE_NAME).touch()
@@ -145,7 +146,7 @@ def test_a_library_without_the_target_is_skipped(
 
 
 def test_the_order_of_steps(tmp_path: Path):
-    """The steps that tell most come first, in case the budget of time ends early."""
+    """The steps that say most come first, in case the budget of time ends early."""
     steps = plan_steps(Machine(GPU, "sm89", 80.0), tmp_path, 8, 4)
     order = "device tiny layers export build rows kernels batch bench cpp genai tests attention"
     kinds = dict.fromkeys(step.name.split()[0] for step in steps)
@@ -153,8 +154,10 @@ def test_the_order_of_steps(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("memory", "blocked"), [(23.6, False), (22.2, False), (16.0, True)])
-def test_a_gpu_of_24_gb_has_memory_for_all_layers(memory: float, blocked: bool, tmp_path: Path):
-    """Of a 7B model; it reports a little less than 24. A smaller GPU runs fewer layers."""
+def test_a_gpu_of_24_gb_has_memory_for_all_layers_of_a_7b_model(
+    memory: float, blocked: bool, tmp_path: Path
+):
+    """Such a GPU reports a little less than 24 GiB. A GPU with less memory runs fewer layers."""
     machine = Machine(GPU, "sm89", memory)
     few, all_layers = (
         {step.name: step for step in plan_steps(machine, tmp_path, 8, layers)} for layers in (4, 32)
@@ -172,15 +175,14 @@ def test_a_missing_package_blocks_its_own_steps(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(gpu_check, "read_manifest", lambda _: manifest)
     monkeypatch.setattr(gpu_check, "PROGRAM", tmp_path / "nothing")
     missing = {"cuda": "no onnxruntime-gpu", "tensorrt": "no TensorRT"}
-    whole, steps = (
-        {
-            step.name: step
-            for step in plan_steps(Machine(GPU, "sm89", 1.0, {}, each), tmp_path, 8, 4)
-        }
-        for each in ({}, missing)
-    )
+
+    def steps_without(packages: dict[str, str]) -> dict[str, Step]:
+        machine = Machine(GPU, "sm89", 1.0, {}, packages)
+        return {step.name: step for step in plan_steps(machine, tmp_path, 8, 4)}
+
+    steps = steps_without(missing)
     assert "export" not in steps
-    assert "run scripts/build_cpp.sh" in whole["cpp tensorrt-rtx"].blocked
+    assert "run scripts/build_cpp.sh" in steps_without({})["cpp tensorrt-rtx"].blocked
     for name in ("bench cuda greedy", "attention cuda"):
         assert steps[name].blocked == "no onnxruntime-gpu"
     assert steps["layers tensorrt"].blocked == "no TensorRT"
@@ -237,8 +239,8 @@ def test_a_device_that_copies_wrongly(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_the_tiny_model(tmp_path: Path):
-    """On the CPU, every plan writes the same text."""
+def test_the_tiny_step_on_the_cpu(tmp_path: Path):
+    """Every plan of the tiny model writes the same text."""
     path = tmp_path / "out.json"
     command = [sys.executable, ROOT / "scripts/gpu_steps.py", "tiny", "--device", "cpu", "-o", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -249,9 +251,9 @@ def test_the_tiny_model(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The step makes a model once for each kind of attention, and times passes. `layer_bytes` are
-    those of a layer's matrices, and of K and V of as many tokens as the capacity."""
+def test_the_layers_step_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The step makes one model, and a bundle for each kind of attention. `layer_bytes` are the
+    bytes of a layer's matrices, and of K and V of as many tokens as the capacity."""
     sizes = {name: size for name, size in gpu_steps.TINY_SIZES.items() if name != "layers"}
     monkeypatch.setattr(gpu_steps, "SIZES_OF_7B", sizes)
     reports = []
@@ -269,7 +271,7 @@ def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         done = CliRunner().invoke(gpu_steps.main, ["layers", *words])
         assert done.exit_code == 0, done.output
         reports.append(json.loads(path.read_text()))
-        # The model is there by now, so the later runs must not make it.
+        # From now on the model is there, and must not be made again.
         monkeypatch.setattr(gpu_steps.subprocess, "run", lambda *_, **__: None)
     (folder,) = {path.parent for path in tmp_path.glob("*/model")}
     assert sorted(path.name for path in folder.iterdir()) == ["attention", "group-query", "model"]
@@ -287,8 +289,8 @@ def test_times_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_times_of_layers_beside_the_bandwidth():
-    """Copying as many bytes takes half as long as this pass. A pass over all layers is assumed to
-    take longer in proportion to the bytes that it reads."""
+    """At this bandwidth, copying what the pass reads takes half as long as the pass. A pass over
+    all layers is assumed to take longer in proportion to the bytes that it reads."""
     cell = {"window": "ar", "rows": 1, "ratio": 1.0, "capacity": 512, "milliseconds": 2.0}
     cell |= {"layers": 4, "layer_bytes": 200, "other_bytes": 200}
     results = [
@@ -316,8 +318,11 @@ def test_advice_on_cuda_attention():
     assert advice([1.0, -4.0], 0.99).startswith("export with")
     assert "logits differ by up to 0.05 of" in advice([1.2, -4.0], 0.8)
     assert advice([], 1, "failed") == "export with --cuda-attention attention: no kernel"
-    failed = [gpu_report.Result(name, status, 1, "no kernel") for name, status in LAYER_RESULTS]
-    assert verdict(Machine(GPU), failed) == ("works", "1 steps on the GPU")
+    results = [
+        gpu_report.Result("layers cuda", "ok"),
+        gpu_report.Result("attention cuda", "failed"),
+    ]
+    assert verdict(Machine(GPU), results) == ("works", "1 steps on the GPU")
 
 
 def test_times_of_windows_are_shown():
@@ -329,16 +334,17 @@ def test_times_of_windows_are_shown():
 
 
 def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The report keeps its figures and last words; steps that need it are skipped, others run."""
+    """The report has the failed step's data and last lines. Steps that need it are skipped, and
+    others run. A build whose engines are there already has not failed."""
     broken = python("import sys; print('[one]\\ntwo', file=sys.stderr); sys.exit(3)")
-    write, built = WRITE_REPORT % "{}", "error: B has engines y already; use --force"
+    write, exists = WRITE_REPORT % "{}", "error: B has engines y already; use --force"
     steps = [
         Step("build x", broken),
         Step("bench x greedy", python("1 / 0"), after=("build x",)),
         Step("bench y greedy", (*python(write), OUTPUT_PLACEHOLDER)),
         Step("bench z greedy", (*python(f"{write}; 1 / 0"), OUTPUT_PLACEHOLDER)),
         Step("tests", python("print('2 skipped in 1s')")),
-        Step("build y", python(f"import sys; sys.exit({built!r})")),
+        Step("build y", python(f"import sys; sys.exit({exists!r})")),
     ]
     done, report = run(monkeypatch, steps, tmp_path)
     assert done.exit_code == 1, done.output
@@ -354,8 +360,8 @@ def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         "tests": ("skipped", "2 skipped in 1s"),
         "build y": ("ok", ""),
     }
-    with_figures = [step["name"] for step in report["steps"] if step["data"]]
-    assert with_figures == ["bench y greedy", "bench z greedy"]
+    with_data = [step["name"] for step in report["steps"] if step["data"]]
+    assert with_data == ["bench y greedy", "bench z greedy"]
     assert report["gpu"] == GPU and report["versions"] == {"torch": "2"}
     text = (tmp_path / "out/report.md").read_text()
     assert "| name | A \\| GPU |" in text and "| ar | - | 1.50 | - | - |" in text
@@ -363,7 +369,9 @@ def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "A \\| GPU" in done.output
 
 
-def test_only_some_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_chooses_steps_by_the_beginning_of_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     steps = [Step(name, python("pass")) for name in ("export", "bench x", "bench y", "cpp x")]
     done, report = run(monkeypatch, steps, tmp_path, "--only", "bench", "--only", "cpp")
     names = [step["name"] for step in report["steps"]]
@@ -371,7 +379,9 @@ def test_only_some_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_steps_end_at_their_limit_or_with_the_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     def run_one(step: Step, budget: float) -> gpu_report.Result:
         (result,) = run_steps([step], budget, tmp_path / "log", lambda _: None)
         return result
@@ -391,7 +401,7 @@ def test_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert verdict(Machine(GPU), [result])[0] == "nothing ran"
 
 
-def test_ctrl_c_while_a_step_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ctrl_c_while_a_step_begins_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     started = []
 
     class Interrupted(subprocess.Popen):

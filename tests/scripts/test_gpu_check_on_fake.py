@@ -1,5 +1,5 @@
-"""scripts/gpu_check.sh with fakes of CUDA and TensorRT: its real steps run in their own processes,
-and its report names every fault of the GPU."""
+"""scripts/gpu_check.sh with fakes of CUDA and TensorRT (fake_gpu_site): it runs its real steps,
+each in its own process, and its report names the fault of the GPU."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with engines for the fake TensorRT."""
     directory = tmp_path_factory.mktemp("engines")
     model = make_model(directory / "model", initializer_range=0.06)
     return with_engines(export_bundle(model, directory / "exported", lookahead=4), directory)
@@ -37,9 +38,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(
     bundle: Path, output: Path, *steps: str, minutes: float = 10, **faults: object
 ) -> tuple[int, str, Any]:
-    """Return the command's status and verdict, and the steps of its report by name.
+    """Run the check. Return its exit status, its verdict, and the steps of its report by name.
 
-    steps: which to run, by the beginnings of their names. faults: as sitecustomize.py reads them.
+    steps: beginnings of the names of the steps to run. faults: as sitecustomize.py reads them.
     """
     paths = [ROOT / "tests/scripts/fake_gpu_site", *map(Path, sys.path)]
     environment = os.environ | {

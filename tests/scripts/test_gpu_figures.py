@@ -1,5 +1,5 @@
-"""The figures of scripts/gpu_check.py: kernels by name, onnxruntime-genai, and the comparison with
-earlier figures."""
+"""The figures of scripts/gpu_check.py: times of kernels by name, of onnxruntime-genai, and the
+table beside the figures of an earlier run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_names_of_kernels(name: str, short: str):
 
 
 def test_kernels_of_a_pass():
-    """Rows: the sum, then kernels by time, then the rest as one. Events of the CPU do not count."""
+    """The rows are the sum, then kernels by their time, then the others as one row. Events of the
+    CPU do not count."""
     events = [kernel(GEMM, 30.0), kernel(GEMM, 50.0), kernel("Memcpy DtoH", 2.0, "gpu_memcpy")]
     events += [kernel("cudaGraphLaunch", 500.0, "cuda_runtime"), {"name": "a mark", "ph": "i"}]
     events += [kernel(f"rare{i}", 1.0) for i in range(gpu_steps.SHOWN_KERNELS)]
@@ -77,10 +78,12 @@ def test_kernels_of_a_pass():
 
 
 def test_every_plan_is_profiled_alone(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """Graphs are captured before, and there is no prefill: the only prompt token is the root."""
+    """Each text is written once before, and there is no prefill: the only prompt token is the
+    root."""
     counts = []
 
     def profiled(work: Any) -> tuple[list[dict[str, Any]], int]:
+        """Record one kernel of 4 us for each pass."""
         counts.append(work())
         return [kernel("k", 4.0)] * counts[-1], counts[-1]
 
@@ -193,7 +196,7 @@ def test_figures_beside_earlier_ones(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["kernels cuda", "genai cuda", "attention cuda"])
-def test_comparisons_do_not_change_the_verdict(name: str):
+def test_steps_that_only_compare_do_not_change_the_verdict(name: str):
     results = [Result("device", "ok"), Result(name, "failed", reason="no")]
     assert verdict(Machine(GPU), results)[0] == "works"
     assert verdict(Machine(GPU), [Result("genai cuda", "ok")])[0] == "nothing ran"

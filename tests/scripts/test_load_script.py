@@ -60,7 +60,7 @@ def test_a_row_for_every_number_of_clients(script, random_bundle, aiperf):
         *(("1", "off", "8"), ("1", "on", "8")),
         *(("16", "off", "32"), ("16", "on", "32")),
     ]
-    assert cells[0][2] == "6 ms"  # the fake reports passes as milliseconds: one for each token
+    assert cells[0][2] == "6 ms"  # the fake reports passes as TTFT: without drafts, one per token
 
 
 @pytest.mark.slow

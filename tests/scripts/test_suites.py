@@ -1,4 +1,5 @@
-"""scripts/test.sh and .ci/run: which commands a suite runs. Programs only record their calls."""
+"""Which commands the suites of scripts/test.sh and .ci/run call. All other programs are replaced by
+ones that only record their arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDER = (
-    '#!/usr/bin/env bash\necho "$(basename "$0") $*" >>"$CALLS"\n[[ "$(basename "$0") '
-    '$*" != ${FAILS:-none}* ]]\n'
-)
+RECORDER = """#!/usr/bin/env bash
+echo "$(basename "$0") $*" >>"$CALLS"
+[[ "$(basename "$0") $*" != ${FAILS:-none}* ]]
+"""
+"""A program that appends its name and arguments to the file CALLS, and fails if they begin with the
+variable FAILS."""
 PYTHON = """#!/usr/bin/env bash
 [ "$1" = -c ] && { echo "${VERSION:-3.12}"; exit; }
 [ "$1" = - ] && { cat >/dev/null; exit "${STATUS_OF_STDIN:-0}"; }
@@ -23,12 +26,14 @@ if [ "$1 $2" = "-m venv" ]; then
     for name in pytest ruff mypy pass-export pass-run; do cp "$RECORDERS" "${@: -1}/bin/$name"; done
     cp "$0" "${@: -1}/bin/python"
 fi
-[ -z "${SAYS_BUNDLES:-}" ] || [ "${3:-}" != pytest ] || echo "$PASS_TEST_BUNDLE" >>"$CALLS"
 """
+"""A Python that records calls with a file or module. `-c` prints VERSION, `-` ends with the status
+STATUS_OF_STDIN, and `-m venv` makes an environment whose programs are recorders."""
 
 
 class Checkout:
-    """A copy of scripts/test.sh, environment.sh and .ci/run; all other programs record calls."""
+    """A directory with copies of scripts/test.sh, environment.sh and .ci/run, in which all other
+    programs record their calls in the file `calls`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.calls = root, root / "calls"
@@ -58,9 +63,9 @@ class Checkout:
         path.chmod(0o755)
 
     def run(self, script: str, *arguments: str, **environment: str) -> tuple[int, list[str], str]:
-        """Return the status, the recorded calls, and stderr."""
+        """Run a script. Return its exit status, the recorded calls, and stderr."""
         self.calls.write_text("")
-        own = {
+        changed = {
             "CALLS": str(self.calls),
             "RECORDERS": str(self.root / "recorder"),
             "PATH": f"{self.root}/bin:/usr/bin:/bin",
@@ -70,7 +75,7 @@ class Checkout:
         done = subprocess.run(
             ["bash", self.root / script, *arguments],
             cwd=self.root,
-            env=kept | own | environment,
+            env=kept | changed | environment,
             capture_output=True,
             text=True,
             check=False,
@@ -80,7 +85,7 @@ class Checkout:
     def suite(
         self, *arguments: str, expected: int = 0, **environment: str
     ) -> tuple[list[str], str]:
-        """Run scripts/test.sh, assert its status, and return the calls and stderr."""
+        """Run scripts/test.sh, assert its exit status, and return the calls and stderr."""
         status, calls, errors = self.run("scripts/test.sh", *arguments, **environment)
         assert status == expected, errors
         return calls, errors
@@ -95,19 +100,22 @@ def pytest_calls(calls: list[str]) -> list[str]:
     return [call for call in calls if call.startswith("pytest")]
 
 
-USUAL = ["ruff check .", "ruff format --check .", "mypy "]
+CHECKS = ["ruff check .", "ruff format --check .", "mypy "]
 PYTEST = "pytest -n 2 --dist loadfile"
 
 
 def test_without_a_suite(checkout: Checkout):
     """Lint, types and all tests run, after an install. The second run installs nothing."""
     calls, errors = checkout.suite()
-    assert calls[-4:] == [*USUAL, f"{PYTEST} --no-loadscope-reorder"]
+    assert calls[-4:] == [*CHECKS, f"{PYTEST} --no-loadscope-reorder"]
     extras = "cpu dev export peers serve tensorrt-rtx"
     assert f"installing into .venv (versions of constraints.txt; extras: {extras}" in errors
     calls, errors = checkout.suite("-m", "not slow", "--all", PYTEST_WORKERS="3")
     assert errors == ""
-    assert calls == [*USUAL, "pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --all"]
+    assert calls == [
+        *CHECKS,
+        "pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --all",
+    ]
     assert checkout.suite("tests/docs")[0][-1].endswith("reorder tests/docs")
 
 
@@ -145,7 +153,8 @@ def test_the_cpp_suite(checkout: Checkout):
 
 
 def test_a_suite_whose_programs_are_missing_is_skipped(checkout: Checkout):
-    """A message says so. A compiler's error (status 1) fails the suite."""
+    """And a message says so. Status 2 of build_cpp.sh means that a program is missing. An error of
+    the compiler, status 1, fails the suite."""
     checkout.program(checkout.root / "scripts/build_cpp.sh", "exit 2")
     calls, errors = checkout.suite("cpp")
     assert not pytest_calls(calls) and errors.endswith("NOT TESTED: the C++ runtime\n")
@@ -203,8 +212,13 @@ def test_without_an_old_python_only_ci_fails(checkout: Checkout):
 
 def test_an_environment_keeps_its_extras(checkout: Checkout):
     """Extras that are there are not installed again, and new ones remove none."""
-    runs = [("export", "export"), ("serve export", "export serve"), ("export", "")]
-    for extras, installed in (*runs, ("", ""), ("ray", "export ray serve")):
+    for extras, installed in (
+        ("export", "export"),
+        ("serve export", "export serve"),
+        ("export", ""),
+        ("", ""),
+        ("ray", "export ray serve"),
+    ):
         checkout.program(
             checkout.root / "scripts/some.sh",
             f". scripts/environment.sh\nset -euo pipefail\nenvironment {extras}",

@@ -13,8 +13,8 @@ from pass_exporter.model.lookahead import read_record
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
-    "--sequence-length 96 --prompt-tokens 4 8 --chat-share 0 --write-with torch --dtype "
-    "fp32 --device cpu --rank 4"
+    "--sequences 64 --sequence-length 96 --prompt-tokens 4 8 --chat-share 0 --write-with torch "
+    "--dtype fp32 --device cpu --rank 4 --head-rank 8"
 )
 
 
@@ -34,9 +34,8 @@ def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
         "SOURCES": "tasks",
         "EVALUATE": "--each 1 --tokens 12 --temperatures 0,0.8",
     }
-    flags = [*SMALL.split(), "--sequences", "64", "--head-rank", "8"]
     done = subprocess.run(
-        ["bash", "scripts/train.sh", str(tiny_model), "4", *flags],
+        ["bash", "scripts/train.sh", str(tiny_model), "4", *SMALL.split()],
         cwd=ROOT,
         env=os.environ | variables,
         capture_output=True,

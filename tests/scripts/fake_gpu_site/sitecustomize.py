@@ -1,10 +1,10 @@
-"""Gives every Python process with this directory first in PYTHONPATH one fake GPU: imports of
-cuda-python and TensorRT return the fakes of tests/runtime/fake_gpu.py.
+"""Gives a Python process one fake GPU: imports of cuda-python and TensorRT return the fakes of
+tests/runtime/fake_gpu.py. Python imports this file at its start if PYTHONPATH has its directory.
 
-The environment variable FAKE_GPU holds its faults as JSON: `driver` (the newest CUDA version that
-the driver runs, 0 without one), `limit` (bytes of memory), `fail_capture` (the function that fails
-in a capture), `version` (of TensorRT), `hangs` (whether an allocation never returns).
-"""
+The environment variable FAKE_GPU holds the GPU's faults as JSON: `driver` (the newest CUDA version
+that the driver runs; 0: there is no driver), `limit` (bytes of memory), `fail_capture` (the
+function that fails in a capture), `version` (of TensorRT), `hangs` (whether an allocation never
+returns)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 LIBRARY_CUDA = 13040
-OLD_DRIVER = 35
-
-
+"""The CUDA version of the library, as CUDA writes 13.4."""
+OLD_DRIVER_ERROR = 35
 FAULTS = json.loads(os.environ.get("FAKE_GPU", "{}"))
 
 
 @cache
-def cuda() -> Any:
+def fake_cuda() -> Any:
+    """Return the stand-in for cuda.bindings.runtime."""
     sys.path.append(str(ROOT / "tests/runtime"))
     from fake_gpu import FakeCuda
 
@@ -39,15 +39,15 @@ def cuda() -> Any:
     gpu.cudaDriverGetVersion = lambda: (0, driver)
     gpu.cudaRuntimeGetVersion = lambda: (0, LIBRARY_CUDA)
     if driver < LIBRARY_CUDA // 1000 * 1000:
-        gpu.cudaGetDeviceCount = lambda: (OLD_DRIVER, 0)
+        gpu.cudaGetDeviceCount = lambda: (OLD_DRIVER_ERROR, 0)
     if FAULTS.get("hangs"):
         gpu.cudaMalloc = lambda _: time.sleep(3600)
     return gpu
 
 
 @cache
-def tensorrt() -> Any:
-    device = cuda()
+def fake_tensorrt() -> Any:
+    device = fake_cuda()  # which also makes fake_gpu importable
     from fake_gpu import FakeTensorRT
 
     library = FakeTensorRT(device)
@@ -56,8 +56,8 @@ def tensorrt() -> Any:
 
 
 def build_engines(bundle: Path, config: Any, _progress: Any) -> None:
-    """Add engines that the fake TensorRT can load."""
-    cuda()
+    """Stand in for `build_engines` of the exporter: add engines that the fake TensorRT can load."""
+    fake_cuda()
     from fake_gpu import add_fake_engines
 
     from pass_runtime.bundle.read import read_manifest
@@ -68,8 +68,8 @@ def build_engines(bundle: Path, config: Any, _progress: Any) -> None:
     add_fake_engines(bundle, config.max_seq_len)
 
 
-class Replaced(Loader):
-    """Loads the module that `make` returns."""
+class FakeModule(Loader):
+    """Loads what `make` returns as a module."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
@@ -82,7 +82,7 @@ class Replaced(Loader):
 
 
 class WithFakeBuilds(Loader):
-    """Loads the real module of engine builds, and replaces its `build_engines`."""
+    """Loads a module by the loader `real`, and replaces its `build_engines`."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -99,8 +99,9 @@ class FakeGpuFinder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if made := {"cuda.bindings.runtime": cuda, "tensorrt": tensorrt}.get(name):
-            return ModuleSpec(name, Replaced(made))
+        fakes = {"cuda.bindings.runtime": fake_cuda, "tensorrt": fake_tensorrt}
+        if make := fakes.get(name):
+            return ModuleSpec(name, FakeModule(make))
         if name != "pass_exporter.engines.build":
             return None
         spec = PathFinder.find_spec(name, path, target)
