@@ -1,4 +1,5 @@
-"""deploy/: Kubernetes and hadolint accept it, and it fits pass-run serve. No image is built."""
+"""The files in deploy/: Kubernetes' schemas and hadolint accept them, and they fit pass-run serve.
+No image is built."""
 
 from __future__ import annotations
 
@@ -24,31 +25,35 @@ DEPLOY = ROOT / "deploy"
 MANIFESTS = ["deployment.yaml", "service.yaml", "autoscaler.yaml", "disruption.yaml", "triton.yaml"]
 DOCKERFILES = ["Dockerfile", "Dockerfile.triton"]
 CLOSING_SECONDS = 10
-"""How long `pass-run serve` takes at most after --drain-seconds: 5 s to send errors to clients, 5 s
-to close connections."""
+"""The most time that `pass-run serve` takes after --drain-seconds: 5 s to send errors to clients,
+and 5 s to close connections."""
 
 
 def read(name: str) -> list[dict]:
+    """Return the documents of a manifest in deploy/kubernetes."""
     return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text(encoding="utf-8")))
 
 
 def pods(name: str) -> dict:
+    """Return the pod template of a manifest's first document."""
     return read(name)[0]["spec"]["template"]
 
 
 def container(name: str) -> dict:
+    """Return the only container of these pods."""
     (only,) = pods(name)["spec"]["containers"]
     return only
 
 
 def parsed(arguments: list[str]) -> dict:
-    """Parse a command line as pass-run does; an unknown flag raises."""
+    """Parse the arguments of pass-run as it does. Raises click's error for an unknown flag."""
     command, *rest = arguments
     assert command == "serve"
     return serve.make_context("serve", list(rest)).params
 
 
 def commands(dockerfile: str, instruction: str) -> list[list[str]]:
+    """Return the words of every line such as `CMD ["serve", ...]`, one for each stage."""
     text = (DEPLOY / dockerfile).read_text(encoding="utf-8")
     return [*map(yaml.safe_load, re.findall(rf"(?m)^{instruction} (\[.*\])$", text))]
 
@@ -77,9 +82,8 @@ def test_manifests_fit_the_kubernetes_schemas(name, version):
 
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_hadolint_finds_nothing(name):
-    hadolint = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which(
-        "hadolint"
-    )
+    beside_python = shutil.which("hadolint", path=Path(sys.executable).parent)
+    hadolint = beside_python or shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("hadolint is not installed")
     done = subprocess.run(
@@ -113,15 +117,16 @@ def test_the_command_of_the_image():
         assert params["api_key_file"] is not None  # because it listens on all interfaces
 
 
-def test_the_command_of_the_pod():
-    here, params = container("deployment.yaml"), parsed(container("deployment.yaml")["args"])
-    assert [port["containerPort"] for port in here["ports"]] == [params["port"]]
-    mounted = [Path(mount["mountPath"]) for mount in here["volumeMounts"]]
+def test_the_command_of_the_pod_fits_its_ports_volumes_and_limits():
+    pod = container("deployment.yaml")
+    params = parsed(pod["args"])
+    assert [port["containerPort"] for port in pod["ports"]] == [params["port"]]
+    mounted = [Path(mount["mountPath"]) for mount in pod["volumeMounts"]]
     assert params["bundle"] in mounted
     assert params["api_key_file"].parent in mounted
-    assert str(params["threads"]) == here["resources"]["limits"]["cpu"]
+    assert str(params["threads"]) == pod["resources"]["limits"]["cpu"]
     volumes = {volume["name"] for volume in pods("deployment.yaml")["spec"]["volumes"]}
-    assert {mount["name"] for mount in here["volumeMounts"]} == volumes
+    assert {mount["name"] for mount in pod["volumeMounts"]} == volumes
     with pytest.raises(click.NoSuchOption):
         parsed(["serve", "/bundle", "--nonsense"])
 
@@ -143,12 +148,13 @@ def test_a_pod_has_time_to_drain():
 
 def test_a_pod_on_the_cpu_has_room_for_full_sequences():
     """SmolLM2-135M in fp32 has 538 MB of weights, and K/V of 30 layers with 3 heads of 64 numbers.
-    When the KV cache grows from 4096 to 8192 columns, both exist at once."""
-    sequences = parsed(container("deployment.yaml")["args"])["max_batch_size"]
-    column = 2 * 30 * 3 * 64 * 4 * sequences
-    needed = 538e6 + column * (4096 + 8192) + 2**29
-    given = container("deployment.yaml")["resources"]["limits"]["memory"]
-    assert int(given.removesuffix("Gi")) * 2**30 > needed
+    While the KV cache grows from 4096 to 8192 entries, the old and the new one exist at once. 0.5
+    GiB is for the rest of the process."""
+    slots = parsed(container("deployment.yaml")["args"])["max_batch_size"]
+    entry_bytes = 2 * 30 * 3 * 64 * 4 * slots
+    needed = 538e6 + entry_bytes * (4096 + 8192) + 2**29
+    limit = container("deployment.yaml")["resources"]["limits"]["memory"]
+    assert int(limit.removesuffix("Gi")) * 2**30 > needed
 
 
 @pytest.mark.parametrize("name", ["deployment.yaml", "triton.yaml"])
@@ -156,8 +162,8 @@ def test_containers_do_not_run_as_root(name):
     security = pods(name)["spec"]["securityContext"]
     assert security["runAsNonRoot"]
     dockerfile = DEPLOY / ("Dockerfile.triton" if name == "triton.yaml" else "Dockerfile")
-    last = re.findall(r"(?m)^USER (\d+):(\d+)$", dockerfile.read_text(encoding="utf-8"))[-1]
-    assert tuple(map(int, last)) == (security["runAsUser"], security["runAsGroup"])
+    user, group = re.findall(r"(?m)^USER (\d+):(\d+)$", dockerfile.read_text(encoding="utf-8"))[-1]
+    assert (int(user), int(group)) == (security["runAsUser"], security["runAsGroup"])
     assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
 
 
@@ -170,23 +176,24 @@ def test_selectors_and_names_match():
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == disruption["spec"]["selector"]["matchLabels"] == labels
     assert autoscaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    triton, beside = read("triton.yaml")
-    assert beside["spec"]["selector"] == triton["spec"]["template"]["metadata"]["labels"]
-    for name, served in (("deployment.yaml", service), ("triton.yaml", beside)):
+    triton, triton_service = read("triton.yaml")
+    assert triton_service["spec"]["selector"] == triton["spec"]["template"]["metadata"]["labels"]
+    for name, of_pods in (("deployment.yaml", service), ("triton.yaml", triton_service)):
         ports = {port["name"] for port in container(name)["ports"]}
-        assert {port["targetPort"] for port in served["spec"]["ports"]} <= ports
+        assert {port["targetPort"] for port in of_pods["spec"]["ports"]} <= ports
 
 
 def installs(name: str) -> str:
     """Return the command by which the last stage of a Dockerfile installs packages, as one line."""
     text = re.sub(r"\\\n\s*", "", (DEPLOY / name).read_text(encoding="utf-8"))
-    found = [line for line in text.splitlines() if line.startswith("RUN") and "pip install" in line]
-    return re.sub(r"^RUN (--mount=\S+ )?", "", found[-1])
+    runs = [line for line in text.splitlines() if line.startswith("RUN") and "pip install" in line]
+    return re.sub(r"^RUN (--mount=\S+ )?", "", runs[-1])
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_an_image_for_gpus_installs_the_extra_gpu(name):
-    """In one command; the stages for CPUs install the extra cpu."""
+    """The last stage of each Dockerfile is for GPUs, and installs in one command. The other stages
+    install the extra cpu."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     assert container("triton.yaml")["resources"]["limits"]["nvidia.com/gpu"] == 1
     *others, last = [
@@ -201,6 +208,8 @@ def test_an_image_for_gpus_installs_the_extra_gpu(name):
 @pytest.mark.parametrize("extras", ["gpu,serve", "gpu,tensorrt", "gpu,serve,tensorrt-rtx"])
 @pytest.mark.parametrize("engines", ["", "tensorrt-cu13", "tensorrt-rtx-cu13==1.7.1.116"])
 def test_an_image_for_engines_needs_their_version(name, extras, engines):
+    """The build argument ENGINES names the package and version of TensorRT; the installation begins
+    with a check of it."""
     check = installs(name).split(" && ")[0]
     environment = {"EXTRAS": extras, "ENGINES": engines}
     done = subprocess.run(["sh", "-c", check], env=environment, capture_output=True, check=False)
@@ -209,7 +218,8 @@ def test_an_image_for_engines_needs_their_version(name, extras, engines):
 
 
 def test_every_part_has_the_same_major_versions_of_tensorrt():
-    """The extra and the C++ runtime allow the same ones, since each reads the other's engines."""
+    """The Python package and the C++ runtime allow the same versions, since each runs engines that
+    were built for the other."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extra = project["optional-dependencies"]["tensorrt"]
     (line,) = [each for each in extra if each.startswith("tensorrt-cu13")]
@@ -227,8 +237,8 @@ def test_probes_and_the_metric_of_the_autoscaler_are_served(session):
     from pass_server.app import make_app
 
     client = TestClient(make_app(session))
-    here = container("deployment.yaml")
-    probes = [here[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    pod = container("deployment.yaml")
+    probes = [pod[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
     paths = [probe["httpGet"]["path"] for probe in probes]
     annotations = pods("deployment.yaml")["metadata"]["annotations"]
     for path in [*paths, annotations["prometheus.io/path"]]:

@@ -1,4 +1,4 @@
-"""With the extras cpu and gpu, pip installs one build of onnxruntime each."""
+"""The extras cpu and gpu each install one build of onnxruntime, and not the other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import pytest
 from pass_runtime.packages import INSTALL_GPU_BUILD, PACKAGES
 
 ROOT = Path(__file__).parents[2]
-CONSTRAINED = (
-    "--quiet",
-    "--disable-pip-version-check",
-    "--constraint",
-    str(ROOT / "constraints.txt"),
-)
+QUIET = ("--quiet", "--disable-pip-version-check")
+CONSTRAINED = (*QUIET, "--constraint", str(ROOT / "constraints.txt"))
+"""Flags of pip with which it installs the versions of constraints.txt."""
 PROVIDERS = "import onnxruntime; print(*onnxruntime.get_available_providers())"
 OPEN_CUDA = "from pass_runtime.backends.ort.engine import choose_device; choose_device('cuda')"
 
@@ -26,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def pip(python: Path, *arguments: str) -> str:
+    """Run pip in the environment of `python`, and return what it prints."""
     done = subprocess.run(
         [python, "-m", "pip", *arguments], capture_output=True, text=True, check=False
     )
@@ -53,8 +51,8 @@ def test_packages_in_an_empty_environment(extras: str, expected: set[str], tmp_p
 @pytest.mark.seldom
 @pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu(tmp_path: Path):
-    """It offers CUDA, even without a GPU. If onnxruntime is installed over it, the error message
-    names a command that repairs the environment."""
+    """ONNX Runtime offers CUDA there, even without a GPU. If onnxruntime is installed over
+    onnxruntime-gpu, the error message names a command that repairs the environment."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     python = tmp_path / "bin/python"
 
@@ -65,11 +63,8 @@ def test_an_environment_for_a_gpu(tmp_path: Path):
         return done.stdout + done.stderr
 
     def packages() -> list[str]:
-        return [
-            line.split("==")[0]
-            for line in pip(python, "freeze").splitlines()
-            if line.split("==")[0] in PACKAGES
-        ]
+        names = [line.split("==")[0] for line in pip(python, "freeze").splitlines()]
+        return [name for name in names if name in PACKAGES]
 
     pip(python, "install", *CONSTRAINED, f"{ROOT}[gpu]")
     assert packages() == ["onnxruntime-gpu"] and "CUDAExecutionProvider" in run_python(PROVIDERS)

@@ -1,7 +1,7 @@
 """A bundle driven as docs/bundle.md says ("Driving it") writes what the runtime writes.
 
-The driver reads pass_config.json and uses nothing of pass_runtime. Its buffers share no memory:
-each output is copied to the input that `feeds` names.
+The driver here reads pass_config.json, and uses nothing of pass_runtime. No two of its buffers
+share memory: each output becomes the input that `feeds` of the manifest names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pass_runtime import GenerateOptions, SamplingParams, load
 
 CAPACITY = 128
 POSITIONS = CAPACITY + 17
+"""Positions with noise offsets: a window can reach beyond the cache's capacity."""
 PROMPTS = ([5, 90, 33, 17, 120, 8, 44, 10, 11], [7, 250])
 TOKENS = 24
 SEED = (3 << 32) + 11
@@ -23,7 +24,8 @@ MASK = "window_mask"
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10."""
+    """Return four random 32-bit words: Philox4x32-10 of a counter of four words and a key of
+    two."""
     for _ in range(10):
         low, high = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
         words = (high >> 32 ^ counter[1] ^ key[0], high, low >> 32 ^ counter[3] ^ key[1], low)
@@ -32,13 +34,15 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
     return counter
 
 
-def offsets(seed: int) -> np.ndarray:
+def noise_offsets(seed: int) -> np.ndarray:
+    """Return the input `noise_offsets` for one slot, [POSITIONS,2], as docs/bundle.md defines
+    it."""
     words = [philox([n, 0, 0, 0], [seed & 0xFFFFFFFF, seed >> 32])[:2] for n in range(POSITIONS)]
     return np.array(words, np.int64) >> 17
 
 
 class Driver:
-    """Holds the buffers of `slots` slots, by tensor name, and the ONNX Runtime sessions."""
+    """Runs a bundle's graphs on the buffers of `slots` slots, which it holds by tensor name."""
 
     def __init__(self, bundle, slots: int) -> None:
         self.bundle, self.slots, self.sessions = bundle, slots, {}
@@ -47,9 +51,9 @@ class Driver:
         model = self.manifest["model"]
         self.vocab_size = model["vocab_size"]
         cache = (slots, model["kv_heads"], CAPACITY, model["head_dim"])
-        trunk = [tensor["name"] for tensor in self.manifest["trunk"]["inputs"]]
+        names = [tensor["name"] for tensor in self.manifest["trunk"]["inputs"]]
         self.buffers = {
-            name: np.zeros(cache, np.float32) for name in trunk if name.startswith("past_")
+            name: np.zeros(cache, np.float32) for name in names if name.startswith("past_")
         }
         self.buffers |= {name: np.zeros(slots, np.int64) for name in ("length", "active", "top_k")}
         self.buffers |= {name: np.zeros(slots, np.float32) for name in ("temperature", "min_p")}
@@ -59,12 +63,14 @@ class Driver:
         }
 
     def constants(self, plan: str) -> dict:
+        """Return the constants of a plan by tensor name. The manifest writes masks as "110"."""
         listed = self.plans[plan]["constants"]
         mask = [[seen == "1" for seen in row] for row in listed[MASK]]
         arrays = {name: np.array(value, np.int64) for name, value in listed.items() if name != MASK}
         return arrays | {MASK: np.array(mask)}
 
     def run(self, graph: dict, given: dict) -> None:
+        """Run a graph of the manifest on the buffers and on `given`, and keep its outputs."""
         file = graph["file"]
         if file not in self.sessions:
             self.sessions[file] = ort.InferenceSession(
@@ -77,7 +83,8 @@ class Driver:
             self.buffers[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
 
     def prefill(self, slot: int, tokens: list[int], width: int = 4) -> None:
-        """Write K/V of a slot's prompt. The trunk runs over all slots, whose K/V are restored."""
+        """Write the K/V of a slot's prompt, in chunks of `width` tokens. The trunk runs over all
+        slots, so the K/V of the others are saved before, and put back."""
         saved = {
             name: array.copy() for name, array in self.buffers.items() if name.startswith("past_")
         }
@@ -97,7 +104,10 @@ class Driver:
             self.buffers[name] = array
 
     def stage(self, windows: dict[int, list[int]], plan: str) -> None:
-        """Stage windows for slots with these texts, without drafts, and mask the other slots."""
+        """Stage windows without drafts, and mask the slots that get none.
+
+        windows: the tokens of a slot's text so far, by slot.
+        """
         constants, drafts = self.constants(plan), self.plans[plan]["drafts"]
         ids = np.zeros((self.slots, len(constants["row_position"])), np.int64)
         for slot, tokens in windows.items():
@@ -107,7 +117,7 @@ class Driver:
         self.buffers["active"][:] = [slot in windows for slot in range(self.slots)]
 
     def run_pass(self, plan: str, sampler: str) -> list[list[int]]:
-        """Return the tokens that each slot wrote."""
+        """Run a pass. Return the tokens that each slot wrote."""
         constants = self.constants(plan)
         self.run(self.manifest["trunk"], constants)
         self.run(self.plans[plan]["tails"][sampler], constants)
@@ -122,7 +132,7 @@ def bundle(request):
 
 @pytest.fixture(scope="module")
 def expected(bundle):
-    """Return the token ids of every prompt, by sampler."""
+    """The tokens that the runtime writes after each prompt, by sampler."""
     sampling = {
         "greedy": SamplingParams(),
         "sample": SamplingParams(temperature=0.9, seed=SEED),
@@ -130,23 +140,25 @@ def expected(bundle):
     }
     with load(bundle, "cpu", threads=1) as session:
 
-        def tokens(prompt, params):
+        def decode(prompt, params):
             options = GenerateOptions(TOKENS, params, plan="ar", ignore_eos=True)
             return session.generate_ids(prompt, options).result().token_ids
 
         return {
-            name: [tokens(prompt, params) for prompt in PROMPTS]
+            name: [decode(prompt, params) for prompt in PROMPTS]
             for name, params in sampling.items()
         }
 
 
 @pytest.mark.parametrize("sampler", ["greedy", "sample", "truncated"])
 @pytest.mark.parametrize("first", ["ar", "draft-3", "verify-2", "fused-2"])
-def test_a_bundle_driven_by_its_manifest(bundle, expected, first, sampler):
+def test_a_bundle_driven_by_its_manifest_writes_the_runtimes_text(bundle, expected, first, sampler):
+    """Two texts are decoded, beginning with the plan `first`. After three passes their windows are
+    staged again, as if another plan was chosen."""
     driver = Driver(bundle, slots=3)
     if sampler != "greedy":
         driver.buffers["temperature"][:] = 0.9
-        driver.buffers["noise_offsets"][:] = offsets(SEED)
+        driver.buffers["noise_offsets"][:] = noise_offsets(SEED)
     if sampler == "truncated":
         for name, value in {"top_k": 40, "top_p": 0.95, "min_p": 0.01}.items():
             driver.buffers[name][:] = value
@@ -157,12 +169,11 @@ def test_a_bundle_driven_by_its_manifest(bundle, expected, first, sampler):
     plan, passes, emitted = first, 0, {slot: [] for slot in texts}
     while min(map(len, emitted.values())) < TOKENS:
         written = driver.run_pass(plan, sampler)
-        assert written[1] == []
-        assert driver.buffers["length"][1] == 0
+        assert written[1] == [] and driver.buffers["length"][1] == 0  # the masked slot
         for slot in texts:
             emitted[slot] += written[slot]
         plan, passes = driver.plans[plan]["next"], passes + 1
-        if passes == 3:  # another plan may follow at any time
+        if passes == 3:
             driver.stage({slot: texts[slot] + emitted[slot] for slot in texts}, first)
             plan = first
     assert [tokens[:TOKENS] for tokens in emitted.values()] == expected[sampler]

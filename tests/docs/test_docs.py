@@ -1,4 +1,5 @@
-"""The documentation is true: links, the annotated tree, its Python, the picture of windows."""
+"""The documentation is true: its links lead somewhere, the line counts are right, its Python runs,
+and the picture of windows shows the plans."""
 
 from __future__ import annotations
 
@@ -15,18 +16,20 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub makes of a page's headings."""
-    titles = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    titles = re.findall(
+        r"^#+ (.+)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text(encoding="utf-8")))
+    links = re.findall(r"\]\(([^)\s]+)\)", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")))
     for link in links:
         if link.startswith("https://"):
             continue
@@ -36,27 +39,16 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-def tracked() -> list[str]:
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip("not a git checkout")
-    return done.stdout.splitlines()
-
-
-def number(text: str) -> int:
-    """35,500 -> 35500"""
-    return int(text.replace(",", ""))
-
-
 def test_the_line_counts_are_true():
-    """Up to 100 lines and 3 files per room. scripts/line_counts.py renews them."""
-    tracked()
+    """They may be wrong by 100 lines and 3 files per room. scripts/line_counts.py renews them."""
+    if subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("not a git checkout")
     script = load_script("line_counts")
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = page.split(script.MARKERS[0])[1].split(script.MARKERS[1])[0]
     rows = re.findall(r"^\| `([\w/]+)/` \| ([\d,]+) \| (\d+) \| ([^|]+) \|$", table, re.MULTILINE)
     assert all(words.strip() for *_, words in rows), "a room has no description"
-    shown = {room: (number(lines), int(files)) for room, lines, files, _ in rows}
+    shown = {room: (int(lines.replace(",", "")), int(files)) for room, lines, files, _ in rows}
     counts = script.count()
     assert set(shown) == set(counts) and "runtime/pass_runtime/decode" in counts
     for room, (lines, files) in counts.items():
@@ -68,14 +60,14 @@ def test_the_readme_is_short():
 
 
 def examples() -> list[tuple[str, str]]:
-    """Return the file name and Python of every example that uses the library."""
-    codes_by_page = []
+    """Return (page, code) of every Python example in the README and docs/python.md."""
+    pairs = []
     for name in ("README.md", "docs/python.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         codes = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         assert codes, name
-        codes_by_page += [(name, code) for code in codes]
-    return codes_by_page
+        pairs += [(name, code) for code in codes]
+    return pairs
 
 
 @pytest.mark.parametrize(("name", "code"), examples())

@@ -27,13 +27,14 @@ if CHROMIUM is None:
 
 SHOTS = Path(os.environ.get("PASS_PAGE_SHOTS", "build/page"))
 QUESTION = (
-    "Write a Python function that checks whether a number is prime, and one that lists "
-    "the primes up to n."
+    "Write a Python function that checks whether a number is prime, and one that lists the primes "
+    "up to n."
 )
 WIDE, NARROW = {"width": 1240, "height": 760}, {"width": 390, "height": 844}
 MILLISECONDS = 120_000
 """How long a test waits for the end of a text; a busy machine is slow."""
 SOURCES = {"model", "lookahead", "ngram", "grammar"}
+"""The classes of a token's element, by what proposed the token."""
 
 
 @pytest.fixture(scope="session")
@@ -57,25 +58,30 @@ def browser() -> Iterator:
 
 
 class Page:
-    """An open page. problems: errors in its console. asked: path and body of its API requests.
-    hosts: those that it sent requests to."""
+    """An open page, with methods to use it as a person does.
+
+    page: playwright's. problems: errors in the page's console. posted: path and body of the page's
+    API requests. hosts: the hosts to which it sent requests. A `run` is the index of an answer on
+    the page, by default the last.
+    """
 
     def __init__(self, page, url: str) -> None:
-        self.page, self.problems, self.asked, self.hosts = page, [], [], set()
+        self.page, self.problems, self.posted, self.hosts = page, [], [], set()
         page.set_default_timeout(MILLISECONDS / 4)
-        page.on(
-            "console",
-            lambda message: self.problems.append(message.text) if message.type == "error" else None,
-        )
+        page.on("console", self._note_message)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("request", self._note)
+        page.on("request", self._note_request)
         page.goto(url)
 
-    def _note(self, request) -> None:
-        where = urlsplit(request.url)
-        self.hosts.add(where.netloc)
+    def _note_message(self, message) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
+
+    def _note_request(self, request) -> None:
+        address = urlsplit(request.url)
+        self.hosts.add(address.netloc)
         if request.method == "POST":
-            self.asked.append((where.path, json.loads(request.post_data)))
+            self.posted.append((address.path, json.loads(request.post_data)))
 
     def set(self, **fields: object) -> None:
         """Fill in values by label; a space in a label is given as "_"."""
@@ -83,6 +89,7 @@ class Page:
             self.page.get_by_label(label.replace("_", " ")).fill(str(value))
 
     def pick(self, name: str) -> None:
+        """Choose a radio button."""
         self.page.get_by_role("radio", name=name).check()
 
     def send(self, text: str = QUESTION) -> None:
@@ -106,14 +113,15 @@ class Page:
         return self.runs.nth(run).locator(".text").text_content()
 
     def number(self, name: str, run: int = -1) -> str:
+        """Return the text of one of an answer's figures: tokens, speed, tau, first."""
         return self.runs.nth(run).locator(f".{name} dd").inner_text()
 
     def expect_error(self, words: str) -> None:
         expect(self.page.get_by_role("alert")).to_contain_text(words)
 
     def shot(self, name: str, *, whole: bool = False) -> None:
-        """Save a screenshot. whole: enlarge the window to the height of the page first, because
-        the page's head and foot stick to the window."""
+        """Save a screenshot. whole: of the whole page. The window is enlarged to its height for
+        that, because the page's head and foot stick to the edges of the window."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         size = self.page.viewport_size
         if whole:
@@ -146,17 +154,17 @@ def test_a_chat(served, open_page):
     page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Max tokens": 48})
     page.send()
     status = page.wait()
-    (path, body) = page.asked[0]
+    path, body = page.posted[0]
     assert path == "/v1/chat/completions"
     fields = {"temperature": 0.8, "seed": 7, "top_p": 0.9, "max_tokens": 48}
     assert fields.items() <= body.items()
-    whole = served.post(path, body | {"stream": False}).json()["choices"][0]
+    choice = served.post(path, body | {"stream": False}).json()["choices"][0]
     tokens = page.tokens()
-    assert page.text() == whole["message"]["content"]
-    assert tokens.all_text_contents() == [token["text"] for token in whole["pass"]["tokens"]]
+    assert page.text() == choice["message"]["content"]
+    assert tokens.all_text_contents() == [token["text"] for token in choice["pass"]["tokens"]]
     classes = " ".join(tokens.evaluate_all("all => all.map(token => token.className)"))
     assert set(classes.split()) - {"tok"} <= SOURCES
-    assert int(page.number("tokens")) == tokens.count() == len(whole["pass"]["tokens"])
+    assert int(page.number("tokens")) == tokens.count() == len(choice["pass"]["tokens"])
     assert float(page.number("speed")) > 0
     assert float(page.number("tau")) >= 1
     assert page.number("first").endswith(" ms")
@@ -164,14 +172,14 @@ def test_a_chat(served, open_page):
     page.set(Temperature=0)
     page.send("And in C?")
     page.wait()
-    roles = [message["role"] for message in page.asked[-1][1]["messages"]]
+    roles = [message["role"] for message in page.posted[-1][1]["messages"]]
     assert roles == ["user", "assistant", "user"]
-    assert page.asked[-1][1]["messages"][1]["content"] == page.text(0)
+    assert page.posted[-1][1]["messages"][1]["content"] == page.text(0)
     page.shot("chat")
     page.page.get_by_role("button", name="Clear").click()
     page.send("Hello")
     page.wait()
-    assert len(page.asked[-1][1]["messages"]) == 1
+    assert len(page.posted[-1][1]["messages"]) == 1
 
 
 def test_alternatives_of_a_completion_with_the_keyboard(served, open_page):
@@ -182,7 +190,7 @@ def test_alternatives_of_a_completion_with_the_keyboard(served, open_page):
     page.page.get_by_label("Prompt").fill("The quick brown")
     page.page.get_by_label("Prompt").press("Enter")
     page.wait()
-    path, body = page.asked[0]
+    path, body = page.posted[0]
     assert (path, body["prompt"]) == ("/v1/completions", "The quick brown")
     (choice,) = served.post(path, body | {"stream": False}).json()["choices"]
     page.tokens().first.press("ArrowRight")
@@ -214,7 +222,7 @@ def test_the_stop_button(slow_server, open_page):
     page.set(Max_tokens=2)
     page.send("Again")
     page.wait()
-    assert page.asked[-1][1]["messages"][1] == {"role": "assistant", "content": page.text(0)}
+    assert page.posted[-1][1]["messages"][1] == {"role": "assistant", "content": page.text(0)}
 
 
 def test_a_comparison(served, open_page):
@@ -225,9 +233,11 @@ def test_a_comparison(served, open_page):
     page.wait()
     assert page.text(0) == page.text(1) != ""
     assert page.tokens(0).all_text_contents() == page.tokens(1).all_text_contents()
-    *warming, (_, plain), (_, auto) = page.asked
-    warm_ups = [(body["max_tokens"], body.get("plan")) for _, body in warming]
-    assert warm_ups == [(16, "ar"), (16, None)]
+    *warm_ups, (_, plain), (_, auto) = page.posted
+    assert [(body["max_tokens"], body.get("plan")) for _, body in warm_ups] == [
+        (16, "ar"),
+        (16, None),
+    ]
     assert plain.pop("cache_salt") != auto.pop("cache_salt")
     assert plain.pop("plan") == "ar"
     assert plain == auto
@@ -256,7 +266,7 @@ def test_a_comparison_marks_texts_that_differ(served, open_page):
         if "plan" in route.request.post_data_json:
             route.continue_()
             return
-        response = route.fetch()  # of the plan `auto`: every token id is changed
+        response = route.fetch()  # a request without a plan is for `auto`: change its token ids
         other = re.sub(r'"id":(\d+)', lambda token: f'"id":{int(token[1]) + 1}', response.text())
         route.fulfill(response=response, body=other)
 
@@ -283,7 +293,7 @@ def test_errors_are_shown(served, open_page):
     page.set(JSON_schema='{"type": ')
     page.send("Hello")
     page.expect_error("The JSON schema is not JSON")
-    assert page.asked == []
+    assert page.posted == []
     page.set(JSON_schema='{"type": "nonsense"}')
     page.send("Hello")
     page.expect_error("nonsense")

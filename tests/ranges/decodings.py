@@ -1,4 +1,5 @@
-"""What the newest and the oldest versions decode, and the file of the newest versions' tokens."""
+"""What record.py decodes with the newest versions of the dependencies and compare.py with the
+oldest: the bundles, the requests, and the file of the newest versions' tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ BUNDLES = ("tiny", "random", "adapter", "head", "int4")
 PROMPT = "The quick brown fox jumps over"
 PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "auto")
 SAMPLING = ((0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 0.8))
-"""Temperature, top-k, top-p: one of each sampler."""
+"""Temperature, top-k and top-p, so that each sampler is used once."""
 
 
 def directory() -> Path:
@@ -38,9 +39,12 @@ def requests() -> dict[str, GenerateOptions]:
 
 
 def logits_after(session: Session, texts: Mapping[str, list[int]]) -> list[list[float]]:
-    """[n][V] logits of plain decoding after n beginnings of the greedy text."""
-    key, found = f"ar at {SAMPLING[0]}", []
+    """Return the logits [7,V] of plain decoding after the greedy text's first 1, 8, 16, ... tokens.
+
+    texts: the tokens of `requests`, by name.
+    """
+    key, logits = f"ar at {SAMPLING[0]}", []
     for count in (1, 8, 16, 24, 32, 40, 47):
         token_scores(session, [*session.encode(PROMPT), *texts[key][:count]], requests()[key])
-        found.append(session.backend.logits(ar_plan())[0][0].tolist())
-    return found
+        logits.append(session.backend.logits(ar_plan())[0][0].tolist())
+    return logits

@@ -1,5 +1,5 @@
-"""With the newest versions, export bundles and record what they decode to. scripts/test.sh ranges
-runs it by pytest, whose fixtures it needs."""
+"""Exports bundles with the newest versions of the dependencies, and records the tokens that they
+decode to, for compare.py. It is a test because it needs fixtures of tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_record(
     tmp_path: Path,
 ):
     int4 = export_bundle(tiny_model, tmp_path / "int4", lookahead=6, weights="int4")
-    found, logits = {}, {}
+    tokens, logits = {}, {}
     bundles = (tiny_bundle, random_bundle, adapter_bundle, head_bundle, int4)
     for name, bundle in zip(BUNDLES, bundles, strict=True):
         target = directory() / name
@@ -32,11 +32,12 @@ def test_record(
         shutil.copytree(bundle, target)
         with load(target, "cpu") as session:
             prompt = session.encode(PROMPT)
-            found[name] = {
+            tokens[name] = {
                 key: run_tokens(session, prompt, options).token_ids
                 for key, options in requests().items()
             }
-            logits[name] = logits_after(session, found[name])
-    assert len({tuple(tokens) for decoded in found.values() for tokens in decoded.values()}) >= 6
-    record = {"onnxruntime": onnxruntime.__version__, "tokens": found, "logits": logits}
+            logits[name] = logits_after(session, tokens[name])
+    # The texts differ by bundle and sampling, so that comparing them says something.
+    assert len({tuple(text) for texts in tokens.values() for text in texts.values()}) >= 6
+    record = {"onnxruntime": onnxruntime.__version__, "tokens": tokens, "logits": logits}
     tokens_file().write_text(json.dumps(record), encoding="utf-8")

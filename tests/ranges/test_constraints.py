@@ -14,11 +14,9 @@ from pass_runtime.packages import PACKAGES
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CHOSEN_BY_USERS = "tensorrt-cu13"
-"""From NVIDIA's own index; not part of any test."""
-
-SAFE_FROM_THE_NEWEST = "jinja2"
+"""It is not in constraints.txt: it comes from NVIDIA's own index, and no test installs it."""
+BOUND_IS_NEWEST = "jinja2"
 """Its lower bound is the newest version, because templates can leave the sandbox of older ones."""
-
 REQUIREMENTS = sorted(
     {
         line
@@ -29,11 +27,12 @@ REQUIREMENTS = sorted(
 
 
 def constraints() -> dict[str, str]:
+    """Return the versions of constraints.txt by package."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
-    found = {canonicalize_name(name): version for name, version in pairs}
-    assert len(found) == len(pairs)
-    return found
+    versions = {canonicalize_name(name): version for name, version in pairs}
+    assert len(versions) == len(pairs), "a package is listed twice"
+    return versions
 
 
 @pytest.mark.parametrize("line", REQUIREMENTS)
@@ -48,20 +47,21 @@ def test_every_requirement_is_pinned_inside_its_range(line: str):
     "line", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["cpu"]]
 )
 def test_the_runtime_pins_no_version(line: str):
-    """It has a lower bound, which scripts/test.sh ranges installs, and allows newer versions."""
+    """A requirement has a lower bound, which scripts/test.sh ranges installs, and allows newer
+    versions."""
     specifiers = Requirement(line).specifier
-    assert {found.operator for found in specifiers} <= {">=", "<"}
-    (least,) = (found.version for found in specifiers if found.operator == ">=")
+    assert {each.operator for each in specifiers} <= {">=", "<"}
+    (lower_bound,) = (each.version for each in specifiers if each.operator == ">=")
     name = canonicalize_name(Requirement(line).name)
-    assert (least == constraints()[name]) == (name == SAFE_FROM_THE_NEWEST)
+    assert (lower_bound == constraints()[name]) == (name == BOUND_IS_NEWEST)
 
 
 def test_only_cpu_and_gpu_bring_an_onnxruntime():
-    """Both packages write the same files. onnxruntime-genai is a package of its own."""
+    """Each brings one of the two builds, which would overwrite each other's files."""
+    builds = {}
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-    found = {name: [Requirement(line).name for line in lines] for name, lines in groups.items()}
-    names = {name: [each for each in lines if each in PACKAGES] for name, lines in found.items()}
-    assert {name: lines for name, lines in names.items() if lines} == {
-        "cpu": ["onnxruntime"],
-        "gpu": ["onnxruntime-gpu"],
-    }
+    for extra, lines in groups.items():
+        names = [Requirement(line).name for line in lines]
+        if present := [name for name in names if name in PACKAGES]:
+            builds[extra] = present
+    assert builds == {"cpu": ["onnxruntime"], "gpu": ["onnxruntime-gpu"]}

@@ -1,7 +1,7 @@
-"""A pytest plugin in place of tests/conftest.py, for an environment without the exporter: its
-fixtures are the bundles of record.py.
+"""A pytest plugin for an environment without the exporter, in place of tests/conftest.py.
 
-It leaves out test files that import what is not installed, and skips tests that need the exporter.
+Its fixtures are the bundles that record.py exported. It leaves out test files that import what is
+not installed, and skips tests whose fixtures need the exporter.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ NEEDS_EXPORTER = re.compile(
     re.MULTILINE,
 )
 
-# Later versions always keep stderr apart, and have no such argument.
+# Later versions of click always keep stderr apart, and have no such argument.
 if version("click").startswith("8.1."):
     click.testing.CliRunner = functools.partial(click.testing.CliRunner, mix_stderr=False)  # type: ignore[misc,assignment]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Return True to leave out a file. For the others None: False would overrule --ignore."""
     if collection_path.suffix != ".py":
         return None
     return NEEDS_EXPORTER.search(collection_path.read_text(encoding="utf-8")) is not None or None
