@@ -1,7 +1,8 @@
-"""ONNX Runtime backend: trunk and tails bound to buffers that stay on the device.
+"""The backend for ONNX Runtime: its sessions are bound to buffers that stay on the device.
 
-A pass is a `run_with_iobinding` call for each graph, and a copy of a few integers to the host. A
-session serves every window width and batch; its bindings are kept for each plan and batch.
+"Session" here is ONNX Runtime's word for an opened graph. A pass is a `run_with_iobinding` call for
+each graph, and a copy of a few integers to the host. One session of a graph serves every width and
+batch size; what it is bound to is kept for each plan and batch size.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -62,8 +64,8 @@ Tasks = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 class OneThread:
     """Runs tasks one after another in its own thread, because captured graphs belong to the thread
-    that captured them. The thread ends with this object. context: makes a context in which the
-    thread runs."""
+    that captured them. The thread ends with this object. context: returns the context manager in
+    which the thread runs all tasks."""
 
     def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
         self._tasks: Tasks = SimpleQueue()
@@ -74,8 +76,7 @@ class OneThread:
         self._finalizer = weakref.finalize(self, self._tasks.put, None)
 
     def run(self, task: Callable[[], T]) -> T:
-        """Run `task` in the thread, and return its result or raise its error. A task may itself
-        call this."""
+        """Run `task` in the thread; return its result or raise its error. Tasks may call this."""
         if threading.current_thread() is self._thread:
             return task()
         future: Future[T] = Future()
@@ -89,6 +90,7 @@ class OneThread:
 
 
 def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run queued tasks until None is queued. It refers to no `OneThread`, so that can be freed."""
     with context():
         while (queued := tasks.get()) is not None:
             task, future = queued
@@ -96,24 +98,23 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
                 future.set_result(task())
             except BaseException as error:
                 future.set_exception(error)
-            del queued, task, future  # Free what they hold before waiting for the next task.
+            del queued, task, future  # Free what the task refers to before waiting for the next.
 
 
 FIRST_CAPACITY = 256
 """The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU, in tokens, are multiples of this, except the largest: the number of
-masked entries then does not change how sums over all entries are rounded."""
+"""KV capacities on the CPU, in tokens, are multiples of this, except the largest one: then the
+number of masked entries does not change how sums over all entries are rounded."""
 ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {
     "cpu": ("int4", "int8", "source", "w8a8"),
     "cuda": ("w8a8",),
 }
-"""By device, the weight formats that are multiplied with activations rounded to 8 bits."""
+"""Device -> the weight formats with which activations are rounded to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
-"""The widths of a prompt's chunks; GPUs also have those of `wide_chunks`."""
+"""The widths of prompt chunks; GPUs also have those of `wide_chunks`."""
 CAPTURE_DEVICES: Collection[str] = ("cuda",)
-"""Devices on which ONNX Runtime captures graphs. It captures and replays them for each thread
-separately."""
+"""The devices on which ONNX Runtime captures CUDA graphs, for each thread separately."""
 
 
 class OrtBackend(Backend):
@@ -133,13 +134,13 @@ class OrtBackend(Backend):
         weight_cache: WeightCache | None = None,
         trunks: Trunks | None = None,
     ) -> None:
-        """device: cpu, cuda, cuda:1 and so on, or auto. threads: 0 lets ONNX Runtime choose.
-        max_batch_size: None is DEFAULT_BATCH. capacity: the largest KV capacity in tokens; None is
-        the model's.
+        """device: cpu, cuda, cuda:1 and so on, or auto. threads: CPU threads; 0 lets ONNX Runtime
+        choose. max_batch_size: None is DEFAULT_BATCH. capacity: the largest KV capacity in tokens;
+        None is the model's.
 
-        exact: open the trunk with `exact` (see `open_session`). weight_cache: keeps the trunk's
-        packed weights; unused if `exact` or not on the CPU. trunks: sessions to use that are
-        already open.
+        exact: open the trunk with `exact` (see `open_session`). weight_cache: where to keep the
+        trunk's packed weights; unused on a GPU and if `exact`. trunks: sessions of the trunk that
+        are open already, to use in place of new ones.
         """
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
@@ -154,8 +155,9 @@ class OrtBackend(Backend):
                 kernels,
             )
         least_rows = kernels.least_rows or 1
-        # The trunk for one slot attends to as many entries as are valid, that for several to a
-        # multiple of 64.
+        # The trunk for one slot attends to as many entries as are valid. If a softmax depends on
+        # the number of masked entries, take the trunk for several slots, which attends to a
+        # multiple of 64 entries.
         self._trunk_slots = slots[-1] if kernels.equal_softmax else max(slots[-1], 2)
         derived = manifest.derived_trunk(kind, self._trunk_slots)
         capabilities = Capabilities(
@@ -167,8 +169,7 @@ class OrtBackend(Backend):
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
-            # On the CPU a `DerivedTrunk` computes the same bits in any window
-            # (tests/parity/test_same_entries.py).
+            # On the CPU, a token's K/V by a `DerivedTrunk` have the same bits in any window.
             same_entries=kind == "cpu"
             and not exact
             and derived is not None
@@ -185,15 +186,14 @@ class OrtBackend(Backend):
         self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
-        # By plan and batch, and by width and slot, until the cache is resized.
-        self._bound_trunks = BoundSessions[tuple[str, int]]()
-        self._bound_prefills = BoundSessions[tuple[int, int]]()
-        # By `PassKind.tail_key`, `logprobs_key` and so on.
+        # Bindings to the KV cache, valid until it is resized.
+        self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch size
+        self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot
+        # By `PassKind.tail_key` and `logprobs_key`, and likewise for the processors.
         self._bound_tails = BoundSessions[tuple[Hashable, ...]]()
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
-        limits = self.capabilities
-        if self._weight_cache is None or limits.device != "cpu" or exact:
+        if self._weight_cache is None or self.capabilities.device != "cpu" or exact:
             trunks = open_trunk(
                 self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact
             )
@@ -206,7 +206,7 @@ class OrtBackend(Backend):
     def _probe(
         self, trunk: ort.InferenceSession, *, lookahead_rows: bool
     ) -> list[npt.NDArray[np.float32]]:
-        """The logits by which two sessions of a trunk are compared."""
+        """Return the logits of a session by which it is compared with another one of its trunk."""
         slots, trunks = self.capabilities.slots, Trunks(trunk, lambda: trunk)
         with closing(
             OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)
@@ -215,7 +215,7 @@ class OrtBackend(Backend):
 
     @cached_property
     def _shared(self) -> Mapping[str, ort.OrtValue]:
-        """The constants that all tails share on the CPU; elsewhere each tail has its own copy."""
+        """The constants that tails share on the CPU; none on a GPU, where each has its own copy."""
         return map_shared(self.bundle, self.manifest) if self.capabilities.device == "cpu" else {}
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class OrtBackend(Backend):
         self._in_thread(lambda: self._run_tails(kind))
 
     def _in_thread(self, task: Callable[[], T]) -> T:
-        """Run `task`, in the thread of the captured graphs if there is one."""
+        """Run `task`, in the thread that captures graphs if there is one."""
         return task() if self._thread is None else self._thread.run(task)
 
     def _run_tails(self, kind: PassKind) -> None:
@@ -266,6 +266,7 @@ class OrtBackend(Backend):
         self._in_thread(lambda: self._run(self._bound_prefills.get((plan.width, slot), make)))
 
     def _run(self, bound: BoundSession) -> None:
+        """Run a session. If it fails, raise DeviceLost if that is the reason."""
         try:
             bound.run()
         except PassError:
@@ -283,15 +284,14 @@ class OrtBackend(Backend):
         return self._bind(graph_id, trunk.file, trunk, bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The cache inputs, and the outputs, which share their memory so that no pass copies it."""
+        """Return the cache's inputs for `batch` slots from `slot` on, and its outputs, which have
+        the same addresses, so that no pass copies the cache."""
         cache = self.cache
         past = [
             BoundTensor(name, cache.dtype, cache.shape(batch), address)
             for name, address in cache.addresses(slot)
         ]
-        return past, [
-            BoundTensor(t.name.replace(PAST, PRESENT, 1), t.dtype, t.shape, t.address) for t in past
-        ]
+        return past, [replace(each, name=each.name.replace(PAST, PRESENT, 1)) for each in past]
 
     def _bind_tail(self, kind: PassKind, graph_id: int) -> BoundSession:
         bindings = self.bindings.tail(
@@ -323,10 +323,9 @@ class OrtBackend(Backend):
         present: Sequence[BoundTensor] = (),
     ) -> BoundSession:
         inputs, outputs = (
-            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.address_of(b)) for b in bs]
-            for bs in (bindings.inputs, bindings.outputs)
+            [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.address_of(b)) for b in bound]
+            for bound in (bindings.inputs, bindings.outputs)
         )
-        on_failure = partial(self._not_captured, file)
         return bind(
             session,
             self._device,
@@ -335,17 +334,18 @@ class OrtBackend(Backend):
             (past, present),
             graph_id,
             self.memory,
-            on_failure,
+            on_failure=partial(self._not_captured, file),
         )
 
     def _not_captured(self, file: str, reason: str) -> None:
+        """Note and log why a run of the graph `file` could not be captured."""
         if file not in self.uncaptured:  # Warn once, not for every plan, batch and slot.
             log.warning("%s runs without a CUDA graph, which makes passes slower: %s", file, reason)
         self.captures[file] = reason
 
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
-        """Open a tail on one thread. A second thread pool would spin on the cores that the trunk's
-        next pass needs, which doubled the time of a pass."""
+        """Return the session of a tail, opened with one thread: further threads would wait spinning
+        on the cores that the trunk's next pass needs, which doubled the time of a pass."""
         if graph.file not in self._tails:
             session = open_session(
                 self.bundle / graph.file, self._device, threads=1, shared=self._shared
@@ -356,13 +356,14 @@ class OrtBackend(Backend):
         return self._tails[graph.file]
 
     def _note_capture(self, file: str, session: ort.InferenceSession) -> None:
+        """Note whether ONNX Runtime captures the graph `file`; nothing on the CPU."""
         if session.captures or session.not_captured is not None:
             self.captures[file] = session.not_captured
 
 
 def stepped_capacities(maximum: int) -> tuple[int, ...]:
-    """64, 128, ... up to and including `maximum`, in steps of 64, or of at most an eighth of the
-    size before.
+    """Return the KV capacities on the CPU: 64, 128, ... below `maximum`, and `maximum`. A step is
+    64, or the largest multiple of 64 up to an eighth of the capacity before it.
 
     The steps are small: attention on the CPU takes time for every entry of the cache, valid or not,
     and copying the cache whenever it grows costs less than attention over invalid entries.
@@ -375,7 +376,8 @@ def stepped_capacities(maximum: int) -> tuple[int, ...]:
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """256, 512, ... up to and including `maximum`: few, because each needs its own CUDA graphs."""
+    """Return the KV capacities on CUDA: 256, 512, ... below `maximum`, and `maximum`. They are few,
+    because each needs CUDA graphs of its own."""
     return doublings(maximum, FIRST_CAPACITY)
 
 
@@ -383,3 +385,4 @@ CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
     "cpu": stepped_capacities,
     "cuda": doubling_capacities,
 }
+"""Device -> the KV capacities up to a largest one."""

@@ -1,4 +1,5 @@
-"""Chooses the device, and opens ONNX Runtime sessions that share constants; checks their graphs."""
+"""Opens ONNX Runtime sessions: chooses the device and its options, shares constants among sessions,
+and checks that a session's graph is the one in the manifest."""
 
 from __future__ import annotations
 
@@ -34,18 +35,18 @@ from pass_runtime.packages import why_no_cuda
 log = logging.getLogger("pass_runtime.device")
 
 PROVIDERS: Mapping[str, tuple[str, str]] = {
-    # device -> execution provider, OrtValue memory
     "cpu": ("CPUExecutionProvider", "cpu"),
     "cuda": ("CUDAExecutionProvider", "cuda"),
 }
+"""Device -> ONNX Runtime's execution provider, and its name for the device's memory."""
 
 CAPTURE = "enable_cuda_graph"
 PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cpu": ({},),
-    # A graph with a node on the CPU cannot be opened with the first options, but with the second.
-    # TF32 would round float32.
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
+"""Device -> the provider's options to try in turn. With capture, ONNX Runtime refuses a graph that
+has a node on the CPU, which is then opened without. TF32 would round float32."""
 
 WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"
@@ -55,14 +56,14 @@ SAVE_OPTIONS = {
     "session.save_external_prepacked_constant_initializers": "1",
 }
 UNSIGNED_OPTIONS = ("session.x64quantprecision", "session.qdqisint8allowed")
-"""With both, ONNX Runtime makes int8 weights uint8, but leaves activations alone. It does so only
-on CPUs whose kernels do not sum products of uint8 and int8 codes exactly, and fails if a weight's
-zero points are missing or shared."""
+"""With both options, ONNX Runtime makes int8 weights uint8, and does not change activations. It
+does so only on CPUs whose kernels do not sum products of uint8 and int8 codes exactly, and fails if
+a weight's zero points are missing or shared."""
 
 
 def choose_device(device: str) -> str:
-    """Return the device to use: for `auto`, CUDA if this onnxruntime has it and CUDA sees a GPU,
-    else the CPU. Raises PassError if another `device` cannot be used."""
+    """Return the device to use: `device`, or for "auto" CUDA if this onnxruntime has it and CUDA
+    sees a GPU, else the CPU. Raises PassError if `device` cannot be used."""
     has_cuda = PROVIDERS["cuda"][0] in ort.get_available_providers()
     if device == "auto":
         return "cuda" if _sees_gpu(has_cuda) else "cpu"
@@ -77,8 +78,7 @@ def choose_device(device: str) -> str:
 
 
 def _sees_gpu(has_cuda: bool) -> bool:
-    """Whether there is a GPU and this onnxruntime can use it. Logs it if it has only one of the
-    two."""
+    """Whether CUDA sees a GPU and this onnxruntime has CUDA. Log it if only one of them is true."""
     gpu = find_device()
     if gpu is not None and not has_cuda:
         log.warning("%s is not used: %s", gpu.name, why_no_cuda())
@@ -91,10 +91,10 @@ def _sees_gpu(has_cuda: bool) -> bool:
 
 
 def provider_options(device: str) -> Sequence[Mapping[str, str]]:
-    """The provider options to try for a device, one after the other."""
+    """Return the provider options to try for a device, one after the other."""
     kind, ordinal = split_device(device)
-    number = {"device_id": str(ordinal)} if ordinal else {}
-    return [{**settings, **number} for settings in PROVIDER_OPTIONS[kind]]
+    device_id = {"device_id": str(ordinal)} if ordinal else {}
+    return [{**settings, **device_id} for settings in PROVIDER_OPTIONS[kind]]
 
 
 def open_session(
@@ -108,23 +108,22 @@ def open_session(
     packed: bool = False,
     unsigned: bool = False,
 ) -> ort.InferenceSession:
-    """Open a session on `device`. Raises PassError if that fails. The session gets the attributes
-    `captures` (whether it captures CUDA graphs), `not_captured` (ONNX Runtime's reason why it
-    cannot, else None) and `file` (the name of the graph's file).
+    """Open a session of the graph `path` on `device`. Raises PassError if that fails. The session
+    gets the attributes `captures` (whether it captures CUDA graphs), `not_captured` (ONNX Runtime's
+    reason if it cannot on CUDA, else None) and `file` (the name of the graph's file).
 
-    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights: quantized weights
-    are then multiplied in float32, which is slow, while fused kernels round activations to 8 bits.
-    shared: constants, by name, that the session reads from this memory instead of from the
-    file. save: also write the optimized graph to this file, and the weights as ONNX Runtime's
-    kernels read them to a file beside it (.data). packed: `path` was written with `save`.
-    unsigned: make int8 weights uint8, where products of uint8 and int8 codes are not summed
-    exactly.
+    threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights. Fused kernels
+    round activations to 8 bits; without them quantized weights are multiplied in float32, slowly.
+    shared: constants, by name, that the session reads from this memory and not from the file. save:
+    also write the optimized graph to this file, and the packed weights to a file beside it (.data).
+    packed: `path` was written with `save`. unsigned: make int8 weights uint8 on CPUs that do not
+    sum products of uint8 and int8 codes exactly.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     kind, ordinal = split_device(device)
-    # On the CPU, a memory pattern would be kept for each of many shapes.
+    # A memory pattern would be kept for every shape, and there are many on the CPU.
     options.enable_mem_pattern = kind != "cpu"
     for name, value in shared.items():
         options.add_initializer(name, value)
@@ -155,7 +154,7 @@ def open_session(
     provider, errors = PROVIDERS[kind][0], []
     for settings in provider_options(device):
         try:
-            # enable_fallback=1, the default, would open a session on the CPU if CUDA fails.
+            # By default (enable_fallback=1), it would open a session on the CPU if CUDA fails.
             session = ort.InferenceSession(
                 source, options, providers=[(provider, settings)], enable_fallback=0
             )
@@ -179,14 +178,14 @@ def open_session(
         log.warning(
             "%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0]
         )
-    session.shared = shared  # Keeps the memory alive for as long as the session.
+    session.shared = shared  # Keeps the constants' memory as long as the session.
     return session
 
 
 def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
-    """Map the files of the constants that all tails read: noise tables and draft head. ONNX Runtime
-    itself would map them again for every tail, and the process's resident size would count the
-    pages of each mapping."""
+    """Map the files of the constants that tails read, noise tables and draft head, and return them
+    by name. ONNX Runtime itself would map them again for every tail, and the process's resident
+    size would count the pages of each mapping."""
     tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
     shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
     if (info := manifest.lookahead.head) is not None:
@@ -200,12 +199,12 @@ def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
 
 
 def open_memory(device: str) -> Memory:
-    """The memory that sessions on `device` work in."""
+    """Return the memory of `device` for the buffers that sessions are bound to."""
     kind, ordinal = split_device(device)
     return HostMemory() if kind == "cpu" else Cuda(import_api(), ordinal=ordinal)
 
 
-ORT_TYPES = {  # by dtype of the manifest
+ORT_TYPES = {
     "int64": "tensor(int64)",
     "int32": "tensor(int32)",
     "bool": "tensor(bool)",
@@ -213,13 +212,14 @@ ORT_TYPES = {  # by dtype of the manifest
     "bfloat16": "tensor(bfloat16)",
     "float32": "tensor(float)",
 }
+"""dtype in the manifest -> ONNX Runtime's name for a tensor's type."""
 
 
 def check_graph(
     session: ort.InferenceSession, graph: Graph, manifest: Manifest | None = None
 ) -> None:
-    """Raise PassError if a session's inputs or outputs differ from those of `graph`. manifest: if
-    given, it is compared with the metadata that a trunk has."""
+    """Raise PassError if a session's inputs or outputs differ from those of `graph`. manifest: for
+    a trunk, to be compared with the metadata in the trunk's file."""
     for described, actual_tensors in (
         (graph.inputs, session.get_inputs()),
         (graph.outputs, session.get_outputs()),

@@ -1,11 +1,13 @@
-"""Copies an ONNX model, so that every blob of its external weights begins at an aligned offset.
+"""Edits where an ONNX model finds its weights, which are blobs of bytes in files beside it: `align`
+and `link` copy a model so that every blob begins at an aligned offset, and `resolve_links` follows
+symbolic links.
 
 The model is edited as the bytes of its protobuf
-(https://protobuf.dev/programming-guides/encoding/). Only entries that give the place of a blob are
-changed: field 7 of a ModelProto is its graph, field 5 of a GraphProto an initializer, field 13 of a
-TensorProto an entry of its external data, with the key in field 1 and the value in field 2
-(onnx.proto). ONNX Runtime adds entries whose key begins with `prepacked` and whose value is
-NAME|offset;length;checksum|..., for the packed forms of the tensor that its kernels read.
+(https://protobuf.dev/programming-guides/encoding/), and only in the entries that say where a blob
+is. Field 7 of a ModelProto is its graph, field 5 of a GraphProto an initializer (a tensor of
+weights), field 13 of a TensorProto an entry of its external data, with the key in field 1 and the
+value in field 2 (onnx.proto). ONNX Runtime adds entries whose key begins with `prepacked` and whose
+value is NAME|offset;length;checksum|..., for the packed forms of the tensor that its kernels read.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from pass_runtime.bundle.manifest import FileInfo
 from pass_runtime.errors import PassError
 
 GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
-"""Field numbers."""
+"""The numbers of these fields."""
 VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
-"""Protobuf's wire types."""
+"""Protobuf's wire types: how the content of a field is encoded."""
 PIECE_BYTES = 1 << 22
+"""Blobs are read in pieces of this size."""
 
 Field = tuple[int, int, int, int]
-"""A field's number, and the offsets of its start, of its content and of its end."""
+"""A field's number, and the offsets at which the field, its content, and the next field begin."""
 
 
 class UnknownFormat(ValueError):
@@ -36,8 +39,8 @@ class UnknownFormat(ValueError):
 
 @dataclass(frozen=True)
 class AlignedModel:
-    """A model and its weights as `align` wrote them. files: sizes and hashes, by the file's name.
-    blobs: offsets in the file of weights, by the blob's SHA-256."""
+    """Describes a model and its weights that `align` or `link` wrote. files: name of a file -> its
+    size and hash. blobs: SHA-256 of a blob -> its offset in the file of weights."""
 
     files: Mapping[str, FileInfo]
     blobs: Mapping[str, int]
@@ -45,8 +48,8 @@ class AlignedModel:
 
 def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -> AlignedModel:
     """Copy `model` to `target`, and its weights from the file `data` beside `model` to the file
-    `new_data` beside `target`. Raises UnknownFormat if `model` has other weights too, or is not as
-    ONNX Runtime writes models."""
+    `new_data` beside `target`, each blob to a multiple of `alignment` bytes. Raises UnknownFormat
+    if `model` has other weights too, or is not as ONNX Runtime writes models."""
     with (model.parent / data).open("rb") as old, (target.parent / new_data).open("xb") as new:
         blobs = _Blobs(old, new, alignment)
         graph = _relocate(model, data, target, new_data, blobs.move)
@@ -54,10 +57,10 @@ def align(model: Path, data: str, target: Path, new_data: str, alignment: int) -
 
 
 def link(
-    model: Path, data: str, target: Path, new_data: str, other: Path, known: AlignedModel
+    model: Path, data: str, target: Path, new_data: str, other: Path, described: AlignedModel
 ) -> AlignedModel | None:
-    """As `align`, but `new_data` becomes a hard link to the weights' file `other`, which `known`
-    describes. None if `other` lacks a blob."""
+    """Do as `align`, but make `new_data` a hard link to the file of weights `other`, which
+    `described` describes. Return None if a blob is not in `other`."""
 
     class Missing(Exception):
         """A blob is not in `other`."""
@@ -66,27 +69,27 @@ def link(
 
         def find(offset: int, length: int) -> int:
             digest = _digest(old, offset, length)
-            if digest not in known.blobs:
+            if digest not in described.blobs:
                 raise Missing
-            return known.blobs[digest]
+            return described.blobs[digest]
 
         try:
             graph = _relocate(model, data, target, new_data, find)
         except Missing:
             return None
     os.link(other, target.parent / new_data)
-    return AlignedModel({target.name: graph, new_data: known.files[other.name]}, known.blobs)
+    files = {target.name: graph, new_data: described.files[other.name]}
+    return AlignedModel(files, described.blobs)
 
 
 def resolve_links(model: Path) -> tuple[bytes, Path] | None:
-    """If the model or its files of weights are links, return the model with the paths of the files
-    that the links lead to, and the folder to which these paths are relative: ONNX Runtime refuses
-    weights outside the model's folder. None without links. Raises PassError if a file is
-    missing."""
+    """If the model or its files of weights are symbolic links, return the model's bytes with the
+    paths of the real files, and the folder to which these paths are relative; else None. ONNX
+    Runtime refuses weights outside the model's folder. Raises PassError if a file is missing."""
     content = model.read_bytes() if model.is_symlink() or _any_links(model.parent) else b""
     try:
         locations = set(_locations(content))
-    except ValueError:  # no model, which ONNX Runtime reports
+    except ValueError:  # It is not a model, which ONNX Runtime will report.
         return None
     if not locations or not (
         model.is_symlink() or any((model.parent / name).is_symlink() for name in locations)
@@ -99,19 +102,18 @@ def resolve_links(model: Path) -> tuple[bytes, Path] | None:
             f"{error.filename} is missing, weights of {model}; export the bundle again"
         ) from None
     folder = Path(os.path.commonpath([file.parent for file in files.values()]))
-    places = {name: file.relative_to(folder).as_posix() for name, file in files.items()}
+    paths = {name: file.relative_to(folder).as_posix() for name, file in files.items()}
 
     def edit(entry: bytes) -> bytes:
         key, value = _entry(entry)
-        value = places[value] if key == "location" else value
-        return encode_field(KEY, key.encode()) + encode_field(VALUE, value.encode())
+        return _encode_entry(key, paths[value] if key == "location" else value)
 
-    def edit_tensor(tensor: bytes) -> bytes:
-        return _replace_fields(tensor, EXTERNAL_DATA, edit)
+    return _edit_tensors(content, lambda each: _replace_fields(each, EXTERNAL_DATA, edit)), folder
 
-    return _replace_fields(
-        content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor)
-    ), folder
+
+def _edit_tensors(model: bytes, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return a model with `edit` applied to each TensorProto among its graph's initializers."""
+    return _replace_fields(model, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit))
 
 
 def _any_links(folder: Path) -> bool:
@@ -129,23 +131,20 @@ def _locations(model: bytes) -> Iterator[str]:
 
 
 Move = Callable[[int, int], int]
-"""The new offset of a blob, from its old offset and its length."""
+"""A function that returns a blob's new offset. Arguments: its old offset and its length."""
 
 
 def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -> FileInfo:
-    """Write a copy of the model that finds its blobs where `move` says."""
-    content = model.read_bytes()
+    """Write a copy of the model that reads its blobs from `new_data`, at the offsets of `move`."""
 
     def edit_tensor(tensor: bytes) -> bytes:
         return _move_tensor(tensor, data, new_data, move)
 
     try:
-        changed = _replace_fields(
-            content, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit_tensor)
-        )
+        changed = _edit_tensors(model.read_bytes(), edit_tensor)
     except UnknownFormat:
         raise
-    except ValueError as error:  # an entry is not a number, or not UTF-8
+    except ValueError as error:  # An entry is not a number, or is not UTF-8.
         raise UnknownFormat(str(error)) from None
     if data.encode() in changed:
         raise UnknownFormat("it has weights besides the initializers of its graph")
@@ -154,7 +153,7 @@ def _relocate(model: Path, data: str, target: Path, new_data: str, move: Move) -
 
 
 def _pieces(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
-    """Read a blob in pieces. Raises UnknownFormat if the file does not have it."""
+    """Yield a blob in pieces. Raises UnknownFormat if the file does not have all of it."""
     if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
         raise UnknownFormat(f"{length} bytes at {offset} are not in the file")
     file.seek(offset)
@@ -163,6 +162,7 @@ def _pieces(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
 
 
 def _digest(file: BinaryIO, offset: int, length: int) -> str:
+    """Return the SHA-256 of a blob."""
     digest = hashlib.sha256()
     for piece in _pieces(file, offset, length):
         digest.update(piece)
@@ -170,16 +170,15 @@ def _digest(file: BinaryIO, offset: int, length: int) -> str:
 
 
 class _Blobs:
-    """Copies blobs from one file to aligned offsets of another. offsets: the new offsets, by
-    SHA-256."""
+    """Copies blobs from one file to aligned offsets of another. offsets: SHA-256 -> new offset."""
 
     def __init__(self, old: BinaryIO, new: BinaryIO, alignment: int) -> None:
         self._old, self._new, self._alignment = old, new, alignment
-        self._size, self._digest = 0, hashlib.sha256()
+        self._size, self._digest = 0, hashlib.sha256()  # of the new file
         self.offsets: dict[str, int] = {}
 
     def move(self, offset: int, length: int) -> int:
-        """The new offset of a blob. Equal blobs are copied once."""
+        """Copy a blob unless an equal one was copied, and return its new offset."""
         digest = _digest(self._old, offset, length)
         if digest not in self.offsets:
             self._write(bytes(-self._size % self._alignment))
@@ -189,6 +188,7 @@ class _Blobs:
         return self.offsets[digest]
 
     def info(self) -> FileInfo:
+        """Return the size and hash of the new file."""
         return FileInfo(sha256=self._digest.hexdigest(), bytes=self._size)
 
     def _write(self, content: bytes) -> None:
@@ -198,35 +198,34 @@ class _Blobs:
 
 
 def _move_tensor(tensor: bytes, data: str, new_data: str, move: Move) -> bytes:
-    """Change the offsets of a TensorProto's blobs, if it has external data."""
-    entries = [_entry(content) for content in _contents(tensor, EXTERNAL_DATA)]
+    """Return a TensorProto with the new file and offsets of its blobs, if it has external data."""
+    entries = dict(_entry(content) for content in _contents(tensor, EXTERNAL_DATA))
     if not entries:
         return tensor
-    given = dict(entries)
-    if given.get("location") != data or not {"offset", "length"} <= given.keys():
-        raise UnknownFormat(f"an initializer has the external data {given}")
+    if entries.get("location") != data or not {"offset", "length"} <= entries.keys():
+        raise UnknownFormat(f"an initializer has the external data {entries}")
 
     def edit(content: bytes) -> bytes:
         key, value = _entry(content)
         if key == "location":
             value = new_data
         elif key == "offset":
-            value = str(move(int(value), int(given["length"])))
+            value = str(move(int(value), int(entries["length"])))
         elif key.startswith("prepacked"):
             value = _move_prepacked(value, move)
         elif key != "length":
-            raise UnknownFormat(f"an initializer has the external data {given}")
-        return encode_field(KEY, key.encode()) + encode_field(VALUE, value.encode())
+            raise UnknownFormat(f"an initializer has the external data {entries}")
+        return _encode_entry(key, value)
 
     return _replace_fields(tensor, EXTERNAL_DATA, edit)
 
 
 def _move_prepacked(value: str, move: Move) -> str:
-    """Change the offsets in the value of a `prepacked` entry."""
-    name, *forms = value.split("|")
+    """Return the value of a `prepacked` entry with the new offsets of its blobs."""
+    name, *blobs = value.split("|")
     moved = []
-    for form in forms:
-        offset, length, checksum = form.split(";")
+    for blob in blobs:
+        offset, length, checksum = blob.split(";")
         moved.append(f"{move(int(offset), int(length))};{length};{checksum}")
     return "|".join([name, *moved])
 
@@ -237,41 +236,46 @@ def _entry(content: bytes) -> tuple[str, str]:
     return texts.get(KEY, ""), texts.get(VALUE, "")
 
 
-def _contents(message: bytes, wanted: int) -> Iterator[bytes]:
-    """Yield the content of every field with the number `wanted`."""
-    return (message[begin:end] for number, _, begin, end in _fields(message) if number == wanted)
+def _encode_entry(key: str, value: str) -> bytes:
+    return encode_field(KEY, key.encode()) + encode_field(VALUE, value.encode())
 
 
-def _replace_fields(message: bytes, wanted: int, edit: Callable[[bytes], bytes]) -> bytes:
-    """Return a message with `edit` applied to the content of the fields with this number."""
+def _contents(message: bytes, field: int) -> Iterator[bytes]:
+    """Yield the content of every field with the number `field`."""
+    return (message[begin:end] for number, _, begin, end in _fields(message) if number == field)
+
+
+def _replace_fields(message: bytes, field: int, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return a message with `edit` applied to the content of the fields with the number `field`."""
     return b"".join(
-        encode_field(number, edit(message[begin:end])) if number == wanted else message[start:end]
+        encode_field(number, edit(message[begin:end])) if number == field else message[start:end]
         for number, start, begin, end in _fields(message)
     )
 
 
 def _fields(message: bytes) -> Iterator[Field]:
+    """Yield where the fields of a message are. Raises UnknownFormat if it is not a message."""
     at = 0
     while at < len(message):
         start = at
         tag, at = _decode_varint(message, at)
-        kind, begin = tag & 7, at
-        if kind == VARINT:
+        wire_type, begin = tag & 7, at
+        if wire_type == VARINT:
             _, at = _decode_varint(message, at)
-        elif kind == DELIMITED:
+        elif wire_type == DELIMITED:
             size, begin = _decode_varint(message, at)
             at = begin + size
-        elif kind in (EIGHT_BYTES, FOUR_BYTES):
-            at += 8 if kind == EIGHT_BYTES else 4
+        elif wire_type in (EIGHT_BYTES, FOUR_BYTES):
+            at += 8 if wire_type == EIGHT_BYTES else 4
         else:
-            raise UnknownFormat(f"a protobuf field of kind {kind}")
+            raise UnknownFormat(f"a protobuf field of wire type {wire_type}")
         if at > len(message):
             raise UnknownFormat("a protobuf field goes on after its message")
         yield tag >> 3, start, begin, at
 
 
 def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Decode a number of seven bits a byte, the lowest first. Returns it and where it ends."""
+    """Decode a number of seven bits a byte, the lowest first, and return it and where it ends."""
     value = shift = 0
     while True:
         if at >= len(message) or shift > 63:
@@ -283,12 +287,12 @@ def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def encode_field(number: int, content: bytes) -> bytes:
-    """A field of a protobuf message with delimited content."""
+    """Encode a field of a protobuf message with delimited content."""
     return encode_varint(number << 3 | DELIMITED) + encode_varint(len(content)) + content
 
 
 def encode_varint(value: int) -> bytes:
-    """A number of seven bits a byte, the lowest first."""
+    """Encode a number of seven bits a byte, the lowest first."""
     digits = bytearray()
     while value > 0x7F:
         digits.append(value & 0x7F | 0x80)

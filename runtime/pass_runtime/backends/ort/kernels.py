@@ -1,16 +1,18 @@
-"""How ONNX Runtime's CPU kernels round on this machine, found by running tiny graphs in about 6 ms.
+"""Finds how ONNX Runtime's CPU kernels round on this machine, by running tiny graphs for about 6
+ms.
 
-ONNX Runtime has other kernels for other instruction sets, which differ in three ways:
+ONNX Runtime has different kernels for different instruction sets. Their results differ in three
+ways that decide which graphs, paddings and caches can be used:
 
 - Without 8-bit dot products (VNNI, AMX), a matrix product of uint8 and int8 codes adds pairs of
-  products in 16 bits. A sum that exceeds 16 bits is cut off.
+  products in 16 bits. A sum that does not fit 16 bits becomes the nearest number that does.
 - A product with weights in blocks (MatMulNBits) may add in another order for a single row than for
   several rows. Then a token's values depend on the number of rows in its pass.
 - Without AVX2, a softmax adds the elements after the last whole vector in another order. Then its
   results depend on how many masked entries follow.
 
-The name of the CPU does not tell which kernels run: ONNX Runtime's build decides that too, and
-emulated CPUs have other names.
+The name of the CPU does not tell which kernels run: that depends on ONNX Runtime's build too, and
+an emulated CPU has the name of another one.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ from pass_runtime.backends.ort.external_data import encode_field, encode_varint
 from pass_runtime.bundle.manifest import Manifest
 
 ROW_COUNTS = (1, 2, 3, 5, 9)
-"""The results of so many rows are compared with those of the same rows among MAX_ROWS."""
+"""Products of this many rows are compared with those of the same rows among MAX_ROWS."""
 MAX_ROWS = 16
 BLOCKS, OUTPUTS = 4, 64
-"""The sizes of a probe's weights: blocks of inputs, and outputs."""
+"""The sizes of the weights of a tiny product: blocks of inputs, and outputs."""
 ACCURACY_LEVEL = 4
-"""The value of MatMulNBits's attribute with which rows are rounded to 8 bits."""
+"""The value of MatMulNBits's attribute `accuracy_level` with which rows are rounded to 8 bits."""
 
 
 class Kernels(NamedTuple):
-    """exact_sums: whether products of uint8 and int8 codes are summed exactly. least_rows: with at
-    least so many rows, the results of a row do not depend on the number of rows; None if they do
-    with any number. equal_softmax: whether the results of a softmax do not depend on the number of
-    masked entries after the others."""
+    """How kernels round. exact_sums: whether products of uint8 and int8 codes are summed exactly.
+    least_rows: with this many rows or more, a row's results do not depend on the number of rows;
+    None if they always depend on it. equal_softmax: whether a softmax does not depend on how many
+    masked entries follow the others."""
 
     exact_sums: bool
     least_rows: int | None
@@ -53,34 +55,36 @@ class Kernels(NamedTuple):
 
 
 EXACT = Kernels(exact_sums=True, least_rows=1, equal_softmax=True)
-"""The kernels of sessions whose products are not fused."""
+"""For sessions that are opened with `exact`, whose products are computed in float32."""
 
 
 def find_kernels(manifest: Manifest) -> Kernels:
-    """Find how the CPU kernels that run the bundle's graphs round here."""
+    """Find how the CPU kernels that run the bundle's graphs round on this machine."""
     least: int | None = 1
-    for rows in (least_rows(*each) for each in block_formats(manifest)):
+    for bits, block_size in block_formats(manifest):
+        rows = least_rows(bits, block_size)
         least = None if rows is None or least is None else max(least, rows)
     return Kernels(sums_are_exact(), least, softmax_is_equal())
 
 
 def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
-    """The bits and block sizes of the bundle's weights that have blocks."""
+    """Return the pairs (bits, block size) of the bundle's weights that have blocks."""
     info = manifest.model.quantization
-    if info is None:  # Older bundles do not say which formats they have.
+    if info is None:  # Older bundles do not list their formats; these are all that they can have.
         return () if manifest.model.weights == "full" else {(4, 32), (8, 32)}
     formats = set[tuple[int, int]]()
     for scheme in (info.grid, info.lm_head, *info.layers.values()):
         if scheme is not None and scheme.block_size is not None and scheme.numbers != "fp8":
             formats.add((int(scheme.numbers.removeprefix("int")), scheme.block_size))
-            if scheme.offsets:  # The sums of blocks are products with codes of 4 bits.
+            if scheme.offsets:  # Graphs sum a block's inputs by a product with 4-bit codes.
                 formats.add((4, scheme.block_size))
     return formats
 
 
 @cache
 def sums_are_exact() -> bool:
-    """`Kernels.exact_sums`, found once a process."""
+    """Find `Kernels.exact_sums`, once a process."""
+    # 255 * 127, twice, does not fit 16 bits.
     rows, weights = np.full((2, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
     session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
     return bool((_run(session, rows) == rows.astype(np.int64) @ weights).all())
@@ -88,7 +92,7 @@ def sums_are_exact() -> bool:
 
 @cache
 def least_rows(bits: int, block_size: int) -> int | None:
-    """`Kernels.least_rows` for weights of so many bits in blocks, found once a process."""
+    """Find `Kernels.least_rows` for weights with these bits and blocks, once a process."""
     random, inputs = np.random.default_rng(0), BLOCKS * block_size
     codes = random.integers(0, 256, (OUTPUTS, BLOCKS, block_size * bits // 8), np.uint8)
     scales = random.uniform(0.001, 0.02, (OUTPUTS, BLOCKS)).astype(np.float32)
@@ -103,16 +107,17 @@ def least_rows(bits: int, block_size: int) -> int | None:
         "MatMulNBits", "com.microsoft", sizes, (FLOAT, inputs), FLOAT, codes=codes, scales=scales
     )
     rows = random.standard_normal((MAX_ROWS, inputs)).astype(np.float32)
-    among_all = _run(session, rows)
+    all_results = _run(session, rows)
     differing = [
-        n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), among_all[:n])
+        n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), all_results[:n])
     ]
+    # No number of rows differs, or a single row differs, or others do too.
     return {(): 1, (1,): 2}.get(tuple(differing))
 
 
 @cache
 def softmax_is_equal() -> bool:
-    """`Kernels.equal_softmax`, found once a process."""
+    """Find `Kernels.equal_softmax`, once a process."""
     session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
     # Random scores of different sizes in many rows: another order of addition changes some sums.
     scores = 3 * np.random.default_rng(0).standard_normal((MAX_ROWS, 32)).astype(np.float32)
@@ -137,12 +142,12 @@ def _open(
     output: int,
     **weights: npt.NDArray[Any],
 ) -> ort.InferenceSession:
-    """A session of a graph with one node, which reads `rows` and `weights` and has the integer
-    attributes `sizes`.
+    """Open a session of a graph with one node `op`, which reads the graph's input and `weights`,
+    and has the integer attributes `sizes`.
 
     rows: the element type and the number of columns of the graph's input [M,columns]; None is any
-    number. output: the element type of its output [M,N]. The graph is encoded here, because the
-    runtime does not need onnx otherwise; the numbers are those of fields in onnx.proto.
+    number. output: the element type of the graph's output [M,N]. The graph is encoded here, because
+    the runtime needs the package onnx for nothing else; numbers of fields are from onnx.proto.
     """
     attributes = [
         _text(1, name) + _number(3, size) + _number(20, 2) for name, size in sizes.items()
@@ -176,7 +181,7 @@ def _open(
 
 
 def _value(name: str, element_type: int, columns: int | None = None) -> bytes:
-    """A ValueInfoProto of [M,columns]; None is any number of columns."""
+    """Encode a graph's input or output [M,columns] (ValueInfoProto); None is any number."""
     sizes = [_text(2, "M"), _text(2, "N") if columns is None else _number(1, columns)]
     shape = b"".join(encode_field(1, size) for size in sizes)
     return _text(1, name) + encode_field(
@@ -185,13 +190,15 @@ def _value(name: str, element_type: int, columns: int | None = None) -> bytes:
 
 
 def _text(number: int, text: str) -> bytes:
+    """Encode a protobuf field with a text."""
     return encode_field(number, text.encode())
 
 
 def _number(number: int, value: int) -> bytes:
+    """Encode a protobuf field with an integer."""
     return encode_varint(number << 3) + encode_varint(value)
 
 
 def _run(session: ort.InferenceSession, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any] = session.run(None, {"rows": rows})[0]
-    return found
+    result: npt.NDArray[Any] = session.run(None, {"rows": rows})[0]
+    return result

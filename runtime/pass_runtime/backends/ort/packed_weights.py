@@ -1,14 +1,15 @@
-"""Packed weights, as ONNX Runtime's CPU kernels read them, in files that all processes map.
+"""`WeightCache`: packed weights, as ONNX Runtime's CPU kernels read them, in files that all
+processes memory-map.
 
-A session folds constants and packs weights when it opens, into memory of its own. ONNX Runtime can
-write what it made: the first session over a trunk does so, into the user's cache directory, and
-later ones map the file. They need not optimize the graph again, and the weights are in memory once,
-however many sessions there are.
+Otherwise, every session optimizes its graph and packs its weights into memory of its own. Here the
+first session of a trunk writes the results to the user's cache directory, and later sessions map
+them: they open faster, and the weights are in memory once, however many sessions there are.
 
-packed/KEY/ is an entry: a graph, its weights, and a note with their hashes, or with the reason why
-they cannot be used. An entry is renamed into place under a lock, after its logits were compared
-with those of the session that wrote it. The entries of two graphs over the same weights link to one
-file of weights. If anything fails, the trunk is opened without the cache.
+An entry of the cache is a directory packed/KEY/ with a graph, its weights, and a note. The note has
+the hashes of these files, or the reason why the weights cannot be used. An entry is renamed into
+place under a lock, after its logits were compared with those of the session that wrote it. The
+entries of two graphs over the same weights link to one file of weights. If anything fails, the
+trunk is opened without the cache.
 """
 
 from __future__ import annotations
@@ -47,27 +48,26 @@ GROWTH_FACTOR = 2.5
 """An entry takes at most this many times the bytes of the weights in the bundle: float32 takes 2.2,
 int4 and int8 1.6. While an entry is written there are two copies of it."""
 RESERVED_BYTES = 1 << 30
-"""This much of the disk stays free."""
+"""How much of the disk must stay free."""
 LOCK_SECONDS = 60.0
 """How long to wait for another process that writes the same entry. After that a session gets its
 own copy of the weights."""
 
 log = logging.getLogger("pass_runtime.weights")
-PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
-
 
 Pack = Callable[..., tuple[ort.InferenceSession, AlignedModel]]
+"""`pack` with most of its arguments bound."""
 
 
 class NotPacked(Exception):
-    """A trunk is opened without packed weights this time."""
+    """A trunk has to be opened without packed weights this time."""
 
 
 @dataclass(frozen=True)
 class WeightCache:
-    """directory: None is packed/ in the user's cache directory. min_bytes: smaller weights are not
-    packed, because that gains little. max_bytes: of all entries together; if they take more, the
-    least recently used ones are removed."""
+    """A cache of packed weights. directory: None is packed/ in the user's cache directory.
+    min_bytes: smaller weights are not packed, because that gains little. max_bytes: the size of all
+    entries together, for which the least recently used ones are removed."""
 
     directory: Path | None = None
     min_bytes: int = 32 << 20
@@ -84,9 +84,9 @@ class WeightCache:
         *,
         unsigned: bool = False,
     ) -> ort.InferenceSession | None:
-        """Open the bundle's trunk `file` on the CPU with packed weights. Returns None if they
-        cannot be used. other: another trunk of the bundle that was opened before and reads all
-        weights of this one. unsigned: as for `open_session`."""
+        """Open the bundle's trunk `file` on the CPU with packed weights, which are packed if there
+        is no entry. Return None if they cannot be used. other: another trunk of the bundle that was
+        opened before and reads all weights of this one. probe, unsigned: as for `pack`."""
         try:
             entry, size = self._entry(bundle, manifest, file)
             other_entry = None if other is None else self._entry(bundle, manifest, other)[0]
@@ -94,13 +94,13 @@ class WeightCache:
             if session is None:
                 entry.parent.mkdir(parents=True, exist_ok=True)
                 with _lock(entry, LOCK_SECONDS):
-                    session = _open_entry(entry, threads)
+                    session = _open_entry(entry, threads)  # Another process may have written it.
                     if session is None:
                         make = partial(
                             pack, bundle / file, threads=threads, probe=probe, unsigned=unsigned
                         )
                         session = self._write(bundle / file, entry, size, make, other_entry)
-        # RuntimeError: there is no home directory.
+        # A RuntimeError means that there is no home directory.
         except (NotPacked, PassError, OSError, MemoryError, RuntimeError) as error:
             log.info("%s: weights are not packed: %s", file, error)
             return None
@@ -109,14 +109,15 @@ class WeightCache:
         return session
 
     def has(self, bundle: Path, manifest: Manifest, file: str) -> bool:
-        """Whether there is an entry for the bundle's trunk `file`."""
+        """Whether the bundle's trunk `file` has an entry that can be used."""
         try:
             return bool(_read(self._entry(bundle, manifest, file)[0]).files)
         except (NotPacked, PassError, OSError, RuntimeError):
             return False
 
     def _entry(self, bundle: Path, manifest: Manifest, file: str) -> tuple[Path, int]:
-        """The directory of a trunk's entry, and the size of its weights in the bundle."""
+        """Return the directory of a trunk's entry, and the bytes of its weights in the bundle.
+        Raises NotPacked if the weights are not to be packed."""
         data = f"{manifest.trunk.file}.data"
         size = manifest.files[data].bytes if data in manifest.files else 0
         if size < self.min_bytes:
@@ -125,11 +126,13 @@ class WeightCache:
             raise NotPacked(
                 f"they could take more than the {self.max_bytes >> 20} MiB of the cache"
             )
-        hash_cache, hashes = HashCache(), [manifest.files[name].sha256 for name in (file, data)]
-        for name, sha256 in zip((file, data), hashes, strict=True):
+        hash_cache = HashCache()
+        hashes = {name: manifest.files[name].sha256 for name in (file, data)}
+        for name, sha256 in hashes.items():
+            # The key must be that of the files themselves, which may differ from the manifest's.
             if not hash_cache.knows(bundle / name, sha256):
                 raise NotPacked(f"the hash of {name} is not known yet")
-        key = weight_key(hashes[0], hashes[1], find_kernels(manifest))
+        key = weight_key(hashes[file], hashes[data], find_kernels(manifest))
         if key is None:
             raise NotPacked("the kind of CPU is not known")
         return (self.directory or cache_directory() / "packed") / key, size
@@ -137,19 +140,19 @@ class WeightCache:
     def _write(
         self, trunk: Path, entry: Path, size: int, make: Pack, other: Path | None
     ) -> ort.InferenceSession:
-        """Make an entry and return a session over it. The caller holds its lock. make: `pack` for
-        `trunk`. other: the entry of another graph over the same weights."""
+        """Make an entry, whose lock the caller holds, and return a session of it. size: the bytes
+        of the weights in the bundle. make: `pack` for `trunk`. other: the other graph's entry."""
         part = _part(entry)
         _remove(entry)
         shutil.rmtree(part, ignore_errors=True)
         self._make_room(entry.parent, size)
         part.mkdir()
         try:
-            begun = time.monotonic()
+            started = time.monotonic()
             if other is None:
-                log.info(PACKING, trunk)
+                log.info("%s: packing weights for this CPU: some seconds, only this time", trunk)
             try:
-                session, made = make(part, other=None if other is None else _read_other(other))
+                session, packed = make(part, other=None if other is None else _read_other(other))
             except NotUsable as error:
                 log.warning("%s: weights cannot be used packed: %s", trunk, error)
                 shutil.rmtree(part)
@@ -159,21 +162,22 @@ class WeightCache:
                 )
                 part.rename(entry)
                 raise NotPacked(str(error)) from None
-            files = {name: info.model_dump() for name, info in made.files.items()}
+            files = {name: info.model_dump() for name, info in packed.files.items()}
             write_whole(
                 part / NOTE_FILE,
-                json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(made.blobs)}),
+                json.dumps({"trunk": str(trunk), "files": files, "blobs": dict(packed.blobs)}),
             )
             part.rename(entry)
-            log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - begun)
+            log.info("%s: weights were packed in %.1f s", trunk, time.monotonic() - started)
             return session
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
     def _make_room(self, directory: Path, size: int) -> None:
-        """Remove what killed processes left, and the oldest entries until a new one fits. Raises
-        NotPacked if the disk is too full."""
+        """Remove what processes that were killed left, and the least recently used entries until
+        an entry fits for weights of `size` bytes. Raises NotPacked if the disk is too full."""
         for part in directory.glob("*.part"):
+            # The lock is free if the process that wrote this has ended.
             with suppress(OSError, PassError), _lock(part.with_suffix(""), 0):
                 shutil.rmtree(part)
         entries = [path for path in directory.iterdir() if (path / NOTE_FILE).exists()]
@@ -188,7 +192,7 @@ class WeightCache:
 
 def _read(entry: Path) -> AlignedModel:
     """Read an entry's note. The result has no files if the note is damaged. Raises
-    FileNotFoundError without a note, and NotPacked if the weights cannot be used."""
+    FileNotFoundError if there is no note, and NotPacked if it says that weights cannot be used."""
     try:
         note = json.loads((entry / NOTE_FILE).read_text(encoding="utf-8"))
         if "unusable" in note:
@@ -201,7 +205,7 @@ def _read(entry: Path) -> AlignedModel:
 
 
 def _read_other(entry: Path) -> tuple[Path, AlignedModel] | None:
-    """Read the entry whose file of weights a new entry is to link to; None if it cannot be used."""
+    """Return the `other` of `pack`: the entry to link to; None if it cannot be used."""
     try:
         return entry, _read(entry)
     except (FileNotFoundError, NotPacked):
@@ -209,7 +213,7 @@ def _read_other(entry: Path) -> tuple[Path, AlignedModel] | None:
 
 
 def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
-    """Open a session over an entry. Returns None if there is no entry, or it is damaged."""
+    """Open a session of an entry. Return None if there is no entry, or it is damaged."""
     try:
         files = _read(entry).files
     except FileNotFoundError:
@@ -218,14 +222,15 @@ def _open_entry(entry: Path, threads: int) -> ort.InferenceSession | None:
         log.warning("packed weights in %s are damaged, and are packed again", entry)
         return None
     with suppress(OSError):  # The entry may belong to another user.
-        os.utime(entry)
+        os.utime(entry)  # It is now the most recently used one.
     return open_session(entry / GRAPH_FILE, "cpu", threads, packed=True)
 
 
 def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
+    """Whether the files of an entry are those that its note describes."""
     hash_cache = HashCache()
     try:
-        good = all(
+        unchanged = all(
             (entry / name).stat().st_size == info.bytes
             and has_hash(entry / name, info.sha256, hash_cache)
             for name, info in files.items()
@@ -233,22 +238,21 @@ def _intact(entry: Path, files: Mapping[str, FileInfo]) -> bool:
     except OSError:
         return False
     hash_cache.save()
-    return good and GRAPH_FILE in files
+    return unchanged and GRAPH_FILE in files
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry, its note first, so that no other process uses it. Sessions keep the files
-    that they mapped."""
+    """Remove an entry, its note first, so that no process opens it. Mapped files stay readable."""
     (entry / NOTE_FILE).unlink(missing_ok=True)
     shutil.rmtree(entry, ignore_errors=True)
 
 
 def _part(entry: Path) -> Path:
-    """The directory in which an entry is written."""
+    """Return the directory in which an entry is written before it is renamed."""
     return entry.with_name(f"{entry.name}.part")
 
 
 def _lock(entry: Path, wait_seconds: float) -> AbstractContextManager[None]:
-    """Hold the lock of an entry. Raises PassError if another process holds it for so long."""
+    """Hold an entry's lock. Raises PassError if a process still holds it after `wait_seconds`."""
     lock = entry.with_name(f"{entry.name}.lock")
     return locked(lock, "another process is packing them", wait_seconds=wait_seconds)

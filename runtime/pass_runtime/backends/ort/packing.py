@@ -1,5 +1,5 @@
-"""Writes a trunk whose weights have the layout of ONNX Runtime's kernels (packed weights), and
-checks its logits."""
+"""Writes a trunk with packed weights, which have the layout that ONNX Runtime's kernels read, for
+the cache in `packed_weights`, and checks that it computes the same logits."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from pass_runtime.bundle.plan import make_cycle
 from pass_runtime.errors import PassError
 
 FORMAT_VERSION = 2
-"""The version of the format of GRAPH_FILE and WEIGHTS_FILE. Increase it if the format changes."""
+"""The version of the format of GRAPH_FILE and WEIGHTS_FILE, to be raised if the format changes."""
 CPU_INFO = Path("/proc/cpuinfo")
 FEATURE_FIELDS = ("flags", "Features")
-"""Fields of CPU_INFO with the CPU's instruction sets, on x86 and on Arm."""
+"""The fields of CPU_INFO that list the CPU's instruction sets, on x86 and on Arm."""
 CPU_FIELDS = {
     *("vendor_id", "cpu family", "model", "model name", "stepping"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
     *FEATURE_FIELDS,
 }
+"""The fields of CPU_INFO that tell one kind of CPU from another, on x86 and on Arm."""
 
 
 def weight_key(graph: str, weights: str, kernels: Kernels) -> str | None:
-    """Return a trunk's key on this machine, from the SHA-256 of its graph and of its weights; None
-    if the CPU is unknown. Like the packed form, it depends on ONNX Runtime's build and on the CPU,
-    but not on the number of threads. `kernels`, which were found by running them, are part of it
-    because under emulation CPU_INFO describes another CPU."""
+    """Return the key of a trunk's packed weights on this machine; None if the CPU is unknown.
+    graph, weights: the SHA-256 of the trunk's files. Like the packed form, the key depends on ONNX
+    Runtime's build and on the CPU, but not on the number of threads. `kernels`, which were found by
+    running them, are part of it because under emulation CPU_INFO describes another CPU."""
     cpu = describe_cpu()
     if cpu is None:
         return None
@@ -48,8 +49,8 @@ def weight_key(graph: str, weights: str, kernels: Kernels) -> str | None:
 
 
 def describe_cpu() -> str | None:
-    """Return the lines `field: value` of CPU_INFO that say of what kind the cores are, without
-    repetitions. None if CPU_INFO does not list instruction sets."""
+    """Return the lines `field: value` of CPU_INFO with CPU_FIELDS, without repetitions; None if it
+    does not list instruction sets."""
     try:
         text = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -63,21 +64,23 @@ def describe_cpu() -> str | None:
 
 
 GRAPH_FILE, WEIGHTS_FILE = "trunk.onnx", "trunk.data"
+"""The files of a trunk with packed weights."""
 SAVED_STEM = "saved-by-onnxruntime"
+"""The name, without suffix, of the files that ONNX Runtime writes and from which these are made."""
 ALIGNMENT_BYTES = 4096
 """Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels round
 addresses inside a packed blob up to multiples of 64 bytes. The blob began at such a multiple when
 it was packed, and must begin at one when it is read: else logits are wrong, or the process crashes.
 ONNX Runtime itself aligns only blobs of more than 1 MiB."""
 PROMPT_TOKENS = 16
-"""The length of the prompt by which two sessions are compared."""
+"""The length of the prompt after which the logits of two sessions are compared."""
 
 Probe = Callable[[ort.InferenceSession], Sequence[npt.NDArray[Any]]]
-"""Computes logits with a session. Raises PassError if the session's graph is not the trunk's."""
+"""A function that computes logits with a session. Raises PassError if it is not of the trunk."""
 
 
 class NotUsable(Exception):
-    """A trunk's packed weights cannot be used on this machine, and trying again would not help."""
+    """Packed weights of this trunk cannot be used on this machine, now or later."""
 
 
 def pack(
@@ -89,12 +92,13 @@ def pack(
     *,
     unsigned: bool = False,
 ) -> tuple[ort.InferenceSession, AlignedModel]:
-    """Write GRAPH_FILE and WEIGHTS_FILE to `directory`. Returns a session over them, and their
+    """Write GRAPH_FILE and WEIGHTS_FILE to `directory`, and return a session of them and their
     description. Raises NotUsable, or PassError if `trunk` cannot be opened or written.
 
-    other: the directory and the description of another graph over the same weights. If its
+    other: the directory and the description of another packed graph over the same weights. If its
     WEIGHTS_FILE has all blobs that this graph reads, link that file in place of writing one.
-    unsigned: whether 8-bit activations are unsigned, as for `open_session`.
+    probe: computes the logits by which the packed trunk is checked. unsigned: as for
+    `open_session`.
     """
     saved = directory / f"{SAVED_STEM}.onnx"
     saving = open_session(trunk, "cpu", threads, save=saved, unsigned=unsigned)
@@ -116,12 +120,13 @@ def pack(
 
 
 def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None) -> AlignedModel:
+    """Write the two files from the graph `saved`, and return their description; as for `pack`."""
     data = f"{SAVED_STEM}.data"
     if other is not None:
-        with suppress(OSError):  # The other graph's file may have been removed.
-            linked = link(
-                saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, other[0] / WEIGHTS_FILE, other[1]
-            )
+        other_directory, description = other
+        with suppress(OSError):  # The other file may have been removed.
+            weights = other_directory / WEIGHTS_FILE
+            linked = link(saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, weights, description)
             if linked is not None:
                 return linked
     return align(saved, data, directory / GRAPH_FILE, WEIGHTS_FILE, ALIGNMENT_BYTES)
@@ -130,18 +135,18 @@ def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None
 def sample_logits(
     backend: Backend, *, lookahead_rows: bool = True
 ) -> list[npt.NDArray[np.float32]]:
-    """Return the logits [b,Q,V] of a new backend for the window of each plan after a prompt, b
-    being 1 or 2. lookahead_rows: False leaves out the plans with look-ahead rows."""
-    limits, length = backend.capabilities, backend.manifest.lookahead.length
+    """Return the logits [b,Q,V] that a new backend computes after a prompt for the window of each
+    plan, in b = 1 or 2 slots. lookahead_rows: False leaves out plans with look-ahead rows."""
+    capabilities, length = backend.capabilities, backend.manifest.lookahead.length
     plans = [
         plan for mode in ("ar", "fused", "two-pass") for plan in make_cycle(mode, length).plans
     ]
     plans = [plan for plan in plans if lookahead_rows or not len(plan.lookahead_rows)]
-    batch = limits.batch_size(min(limits.slots, 2))
-    backend.resize(
-        limits.capacity(PROMPT_TOKENS + max(plan.width for plan in plans)), [0] * limits.slots
-    )
-    tokens = [7919 * i % limits.vocab_size for i in range(PROMPT_TOKENS)]
+    batch = capabilities.batch_size(min(capabilities.slots, 2))
+    max_tokens = PROMPT_TOKENS + max(plan.width for plan in plans)
+    backend.resize(capabilities.capacity(max_tokens), [0] * capabilities.slots)
+    # any tokens that differ: 7919 is a prime
+    tokens = [7919 * i % capabilities.vocab_size for i in range(PROMPT_TOKENS)]
     for slot in range(batch):
         backend.prefill(slot, 0, tokens, PROMPT_TOKENS)
     logits = []
@@ -154,13 +159,13 @@ def sample_logits(
 
 
 def release_free_memory() -> None:
-    """Return to the system what ONNX Runtime has freed: glibc would keep tens of megabytes."""
+    """Return freed memory to the system: glibc would keep tens of megabytes of it."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _sync(path: Path) -> None:
-    """Write a file from the system's cache to the disk, so that it survives a power failure."""
+    """Make the system write a file to the disk, so that the file survives a power failure."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,11 +1,12 @@
-"""Opens the sessions of a trunk, and binds sessions to memory for CUDA graphs.
+"""Opens the sessions of a trunk, and binds sessions of trunks and tails to memory, so that CUDA can
+capture their runs.
 
-With `enable_cuda_graph` the first `Run` with a graph number executes the graph three times. ONNX
-Runtime runs it until it allocates no memory any more (twice), captures it, which computes nothing,
-and launches the captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A
-tail overwrites the window that it reads with the next one, so it would advance three times.
-Therefore the inputs that a graph overwrites are saved before its first `Run` and restored after it,
-and the graph is run once more.
+With `enable_cuda_graph` the first run with a new graph number executes the graph three times: ONNX
+Runtime runs it until it allocates no more memory (twice), captures it, which computes nothing, and
+launches the captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A tail
+writes the next window over the one that it reads, so it would advance three times. Therefore the
+inputs that a graph overwrites are saved before its first run and restored after it, and the graph
+is run once more.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger("pass_runtime.backends")
 
 Key = TypeVar("Key", bound=Hashable)
 OnFailure = Callable[[str], None]
-"""A callback that gets the reason why a session could not be captured."""
+"""A function that is called with the reason why a run could not be captured."""
 
 NO_GRAPH_ID = -1
 """The graph number with which ONNX Runtime neither captures nor replays."""
@@ -53,8 +54,8 @@ class BoundTensor:
 
 
 class BoundSession:
-    """A session bound to memory for its inputs and outputs. On CUDA it is captured as graph number
-    `graph_id`, which stays valid because addresses and shapes stay the same."""
+    """A session that is bound to memory for its inputs and outputs. On CUDA, its runs are captured
+    as graph number `graph_id`, which stays valid because addresses and shapes stay the same."""
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class BoundSession:
         overwritten: Sequence[BoundTensor],
         on_failure: OnFailure,
     ) -> None:
-        """overwritten: inputs whose memory an output overwrites, but not the KV cache, where every
-        run writes the same. on_failure: called with the reason if a capture fails."""
+        """overwritten: the inputs whose memory an output overwrites, without the KV cache, where
+        repeated runs write the same. on_failure: called with the reason if the capture fails."""
         self._session, self._binding, self._memory = session, binding, memory
         self._overwritten, self._on_failure = overwritten, on_failure
         self._options = _run_options(graph_id)
@@ -81,7 +82,7 @@ class BoundSession:
             self._run()
 
     def _capture(self) -> None:
-        """Run for the first time, with a capture. If that fails, run without, now and later."""
+        """Run for the first time, which captures. If that fails, run without capture, for good."""
         saved = [np.empty(tensor.shape, tensor.dtype) for tensor in self._overwritten]
         for array, tensor in zip(saved, self._overwritten, strict=True):
             self._memory.download(array, tensor.address)
@@ -99,6 +100,7 @@ class BoundSession:
             self._run()
 
     def _put_back(self, saved: Sequence[npt.NDArray[Any]]) -> None:
+        """Restore the inputs that a run has overwritten."""
         for array, tensor in zip(saved, self._overwritten, strict=True):
             self._memory.upload(tensor.address, array)
 
@@ -116,16 +118,16 @@ class BoundSessions(Generic[Key]):
     captured, so a session that is bound to the same addresses again gets its old graph number."""
 
     MAX_BOUND = 256
-    _graph_ids = itertools.count(1)
+    _new_graph_ids = itertools.count(1)
 
     def __init__(self) -> None:
         self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
-        self._graph_of: dict[Key, int] = {}
+        self._graph_ids: dict[Key, int] = {}
 
     def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """The bound session of `key`; `make` makes a new one with the key's graph number."""
+        """Return the bound session of `key`, or bind one by `make` with the key's graph number."""
         if key not in self._bound:
-            self._bound[key] = make(self._graph_of.setdefault(key, next(self._graph_ids)))
+            self._bound[key] = make(self._graph_ids.setdefault(key, next(self._new_graph_ids)))
             if len(self._bound) > self.MAX_BOUND:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
@@ -134,7 +136,7 @@ class BoundSessions(Generic[Key]):
     def clear(self) -> None:
         """Forget all bound sessions, because addresses have changed."""
         self._bound.clear()
-        self._graph_of.clear()
+        self._graph_ids.clear()
 
 
 def bind(
@@ -148,22 +150,23 @@ def bind(
     on_failure: OnFailure,
 ) -> BoundSession:
     """Bind `session` to the addresses of its inputs and outputs. cache: the inputs and outputs of
-    the KV cache. memory, graph_id, on_failure: as for `BoundSession`."""
+    the KV cache. graph_id, memory, on_failure: as for `BoundSession`."""
     kind, ordinal = split_device(device)
-    binding, place = session.io_binding(), PROVIDERS[kind][1]
+    binding, memory_name = session.io_binding(), PROVIDERS[kind][1]
     for bind_tensor, tensors in (
         (binding.bind_input, (*inputs, *cache[0])),
         (binding.bind_output, (*outputs, *cache[1])),
     ):
         for each in tensors:
-            bind_tensor(each.name, place, ordinal, np.dtype(each.dtype), each.shape, each.address)
+            dtype = np.dtype(each.dtype)
+            bind_tensor(each.name, memory_name, ordinal, dtype, each.shape, each.address)
     written = {tensor.address for tensor in outputs}
-    return BoundSession(
-        session, binding, graph_id, memory, [t for t in inputs if t.address in written], on_failure
-    )
+    overwritten = [tensor for tensor in inputs if tensor.address in written]
+    return BoundSession(session, binding, graph_id, memory, overwritten, on_failure)
 
 
 def _run_options(graph_id: int) -> ort.RunOptions:
+    """Return the options of a run that captures or replays the CUDA graph `graph_id`."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph_id))
     return options
@@ -172,8 +175,7 @@ def _run_options(graph_id: int) -> ort.RunOptions:
 @dataclass(frozen=True)
 class Trunks:
     """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those
-    with look-ahead rows. The first of the latter calls `open_lookahead`, which may return
-    `plain`."""
+    with look-ahead rows. It is opened for the first such pass, and may be `plain`."""
 
     plain: ort.InferenceSession
     open_lookahead: Callable[[], ort.InferenceSession]
@@ -183,12 +185,13 @@ class Trunks:
         return self.open_lookahead()
 
     def of(self, plan: Plan) -> ort.InferenceSession:
-        """The session that runs passes of `plan`."""
+        """Return the session that runs passes of `plan`."""
         return self.lookahead if len(plan.lookahead_rows) else self.plain
 
 
 class TrunkProbe(Protocol):
-    """Computes logits with a session, for windows with look-ahead rows or without."""
+    """A function that computes logits with a session. lookahead_rows: for windows with look-ahead
+    rows too, which the session's graph must allow."""
 
     def __call__(
         self, trunk: ort.InferenceSession, *, lookahead_rows: bool
@@ -198,9 +201,9 @@ class TrunkProbe(Protocol):
 def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
-    """Open one session for all passes. On CUDA, if the bundle has a trunk for passes without
-    look-ahead rows, open that, and the other trunk at the first pass with look-ahead rows. exact:
-    see `open_session`."""
+    """Open the trunk. On the CPU one session runs all passes. On CUDA, if the bundle has a trunk
+    for passes without look-ahead rows, that is opened now, and the other trunk at the first pass
+    with look-ahead rows. slots: the largest batch size. exact: as for `open_session`."""
     kind, _ = split_device(device)
     unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
 
@@ -211,7 +214,7 @@ def open_trunk(
 
     lookahead_file = plain_file = manifest.trunk_file(kind, slots)
     if kind != "cpu":
-        # On the CPU both sessions would pack the weights; `open_packed` opens two over one copy.
+        # On the CPU, each of two sessions would pack the weights; `open_packed` shares one copy.
         plain_file = manifest.trunk_file(kind, slots, lookahead_rows=False)
     plain = open_file(plain_file)
     return Trunks(
@@ -220,8 +223,8 @@ def open_trunk(
 
 
 def needs_unsigned_weights(bundle: Path, manifest: Manifest) -> bool:
-    """Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because
-    products of uint8 and int8 codes are not summed exactly here. Raises PassError if it cannot."""
+    """Whether the 8-bit weights of the bundle's CPU trunks must be made unsigned, because this CPU
+    does not sum products of uint8 and int8 codes exactly. Raises PassError if they cannot be."""
     info = manifest.model.quantization
     rounded = manifest.model.weights == "w8a8" if info is None else info.activations != "full"
     if not rounded or find_kernels(manifest).exact_sums:
@@ -241,19 +244,19 @@ def open_packed(
     cache: WeightCache,
     probe: TrunkProbe,
 ) -> Trunks:
-    """Open a session on the CPU for each of the bundle's trunk graphs, over one copy of the packed
-    weights. If the weights cannot be packed, open one session for all passes."""
+    """Open the trunk on the CPU with packed weights: a session for each of the bundle's graphs of
+    it, over one copy of the weights. If they cannot be packed, open one session for all passes."""
     unsigned = needs_unsigned_weights(bundle, manifest)
     lookahead_file, plain_file = (
         manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False)
     )
 
     def map_weights(file: str, other: str | None = None) -> ort.InferenceSession | None:
-        def logits(trunk: ort.InferenceSession) -> Sequence[npt.NDArray[Any]]:
+        def probe_file(trunk: ort.InferenceSession) -> Sequence[npt.NDArray[Any]]:
             check_graph(trunk, manifest.trunk, manifest)
             return probe(trunk, lookahead_rows=file == lookahead_file)
 
-        session = cache.open(bundle, manifest, file, threads, logits, other, unsigned=unsigned)
+        session = cache.open(bundle, manifest, file, threads, probe_file, other, unsigned=unsigned)
         if session is not None:
             check_graph(session, manifest.trunk, manifest)
         return session
@@ -262,18 +265,17 @@ def open_packed(
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
     # The graph with look-ahead rows reads all weights, so it is packed first, and the entry of the
-    # plain graph links to its weights. If the weights are packed already, this graph is opened only
-    # at the first pass with look-ahead rows.
-    first = None
+    # plain graph links to its weights. If it is packed already, it is opened when it is needed.
+    lookahead = None
     if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
-        first = map_weights(lookahead_file)
-        if first is None:
+        lookahead = map_weights(lookahead_file)
+        if lookahead is None:
             return open_unpacked()
     if plain_file != lookahead_file:
-        session = map_weights(plain_file, other=lookahead_file)
-        if session is not None:
+        plain = map_weights(plain_file, other=lookahead_file)
+        if plain is not None:
             return Trunks(
-                session, lambda: first or map_weights(lookahead_file) or open_unpacked().plain
+                plain, lambda: lookahead or map_weights(lookahead_file) or open_unpacked().plain
             )
-    single = first or map_weights(lookahead_file)
+    single = lookahead or map_weights(lookahead_file)
     return open_unpacked() if single is None else Trunks(single, lambda: single)
