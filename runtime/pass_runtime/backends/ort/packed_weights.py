@@ -54,6 +54,8 @@ LOCK_SECONDS = 60.0
 own copy of the weights."""
 
 log = logging.getLogger("pass_runtime.weights")
+PACKING = "%s: packing weights for this CPU, which takes some seconds and happens once"
+"""What is logged with a trunk's path before weights are packed; commands print it."""
 
 Pack = Callable[..., tuple[ort.InferenceSession, AlignedModel]]
 """`pack` with most of its arguments bound."""
@@ -150,7 +152,7 @@ class WeightCache:
         try:
             started = time.monotonic()
             if other is None:
-                log.info("%s: packing weights for this CPU: some seconds, only this time", trunk)
+                log.info(PACKING, trunk)
             try:
                 session, packed = make(part, other=None if other is None else _read_other(other))
             except NotUsable as error:
