@@ -1,5 +1,4 @@
-"""Transformations of ONNX IR graphs that do not depend on the model: clean up, merge MatMuls,
-save."""
+"""Cleans up a traced graph, merges its MatMuls, and saves graphs, whatever the model is."""
 
 from __future__ import annotations
 
@@ -16,10 +15,12 @@ from onnxscript.optimizer import fold_constants
 OPSET = 24
 """The opset of every graph in a bundle. It is a part of the bundle format."""
 
-EXTERNAL_DATA_MIN_BYTES = 1024  # Smaller tensors stay inside the .onnx file.
+EXTERNAL_DATA_MIN_BYTES = 1024
+"""Smaller tensors stay inside the .onnx file."""
 
 WeightParts = dict[str, tuple[str, ...]]
-"""Weight [in,out] in the graph -> names of the weights [out_i,in] that it joins, transposed."""
+"""By the name of a weight [in,out] in the graph, the names of the model's weights [out_i,in] that
+it joins, transposed."""
 
 _CLEANUP_PASSES = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
@@ -32,13 +33,13 @@ _CLEANUP_PASSES = ir.passes.Sequential(
 
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
-    """Fold constants, merge q, k and v, store weights transposed for MatMul, and drop metadata.
+    """Fold constants, merge q, k and v, transpose weights for MatMul, and drop metadata.
 
-    dimensions: the names of symbolic sizes of each input and output, None for sizes that stay as
-    traced.
+    dimensions: by the name of an input or output, the names of its symbolic sizes; None for a size
+    that stays as traced.
     """
-    # Constant folding would replace small weights by unnamed constants, so the weights are
-    # transposed before it.
+    # Weights are transposed first: constant folding would replace Transposes of small weights by
+    # unnamed constants.
     parts = _pretranspose_weights(model.graph)
     fold_constants(model, onnx_shape_inference=False)
     _CLEANUP_PASSES(model)
@@ -54,10 +55,10 @@ def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]])
 
 
 def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
-    """Replace Transpose(weight [out,in]) by a weight [in,out], transposed on saving.
+    """Replace every Transpose of a weight [out,in] by a weight [in,out].
 
-    A weight with another reader (tied embeddings) keeps its Transpose, so that the file holds one
-    copy of it.
+    The values are transposed on saving. A weight with another reader (tied embeddings) keeps its
+    Transpose, so that the file holds one copy of the weight.
     """
     parts: WeightParts = {}
     for node in list(graph):
@@ -80,10 +81,10 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
 
 
 def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
-    """Merge three MatMuls of the same rows (q, k and v) into one and a Split. Update `parts`.
+    """Replace three MatMuls of the same rows (q, k and v) by one MatMul and a Split.
 
-    This saves 2 % of a SmolLM2 pass on ONNX Runtime's CPU provider. Merging gate and up as well
-    gained nothing.
+    `parts` is updated. This saves 2 % of the time of a SmolLM2 pass on ONNX Runtime's CPU provider.
+    Merging gate and up as well gained nothing.
     """
     readers: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
@@ -105,7 +106,7 @@ def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
 
 
 def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
-    """Merge the MatMuls `nodes` of `rows`. Return the name of the merged weight."""
+    """Merge `nodes`, which are MatMuls of `rows`. Return the name of the merged weight."""
     weights = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
     tensors = [weight.const_value for weight in weights if weight.const_value is not None]
     widths = [int(tensor.shape.numpy()[1]) for tensor in tensors]
@@ -159,7 +160,7 @@ def _transposed(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str
 
 
 def _drop_metadata(model: ir.Model) -> None:
-    """Remove the tracer's stack traces, which contain paths of the exporting machine."""
+    """Remove what the tracer noted: stack traces with paths of the exporting machine."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -174,8 +175,11 @@ def _drop_metadata(model: ir.Model) -> None:
 def move_weights(
     model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Write the weights to `<path>.data`, from which `model` and its clones then read them: graphs
-    that are saved beside `path` share the file. progress: called with (done, total) tensors."""
+    """Write the weights to `<path>.data`, from which `model` and its clones read them from then on.
+
+    So all graphs that are saved beside `path` share the file. progress: called with the numbers of
+    tensors written and of all.
+    """
 
     def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
         if progress is not None:

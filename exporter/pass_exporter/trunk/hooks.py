@@ -1,13 +1,13 @@
 """Hooks that make a Hugging Face decoder trace to a few standard ONNX operators.
 
-All supported families use the same four hooks. They are installed only while the graph is traced:
+Four parts of transformers are replaced while the graph is traced, for all supported families alike:
 
     attention interface      -> Attention        (opset 24; grouped heads, bool mask)
-    duck-typed KV cache      -> TensorScatter    (opset 24; writes the window at `length`)
+    KV cache                 -> TensorScatter    (opset 24; writes the window at `length`)
     apply_rotary_pos_emb     -> RotaryEmbedding  (opset 23)
     *RMSNorm.forward         -> RMSNormalization (opset 23)
 
-TensorRT recognises this pattern as an in-place KV cache with fused attention.
+TensorRT recognises these operators as an in-place KV cache with fused attention.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.onnx.ops import symbolic
 from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "pass_onnx"
+"""The name of `_attention` among transformers' attention functions."""
 
 _Buffers = Sequence[torch.Tensor | None]
 
@@ -29,8 +30,8 @@ _Buffers = Sequence[torch.Tensor | None]
 class ScatterCache:
     """Implements the part of transformers' `Cache` that a decoder layer calls, with static buffers.
 
-    `keys[i]`, `values[i]`: [B,KVH,S,D]; None for a layer that is skipped (see layers.py). `update`
-    writes a window [B,KVH,Q,D] at `length` ([B] int64).
+    keys, values: the buffers [B,KVH,S,D] of each layer; None for a layer that is skipped (see
+    layers.py). `update` writes a window [B,KVH,Q,D] from entry `length` ([B] int64) on.
     """
 
     is_compileable = False
@@ -57,7 +58,7 @@ class ScatterCache:
         )
 
     def get_seq_length(self, *_: Any) -> int:
-        return 0
+        return 0  # Nothing depends on it: the trunk gives positions and masks itself.
 
 
 def _attention(
@@ -69,7 +70,8 @@ def _attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [B,H,Q,D], key/value [B,KVH,S,D], mask [B,1,Q,S] bool -> [B,Q,H,D]."""
+    """Return the attention output [B,Q,H,D] for query [B,H,Q,D], key and value [B,KVH,S,D], and
+    mask [B,1,Q,S] bool."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = symbolic(
         "Attention",
@@ -85,10 +87,11 @@ def _attention(
 def _rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [B,H,Q,D], key [B,KVH,Q,D]; cos, sin [B,Q,R], R < D if only a part of a head is
-    rotated. The halves of cos and of sin are equal.
+    """Rotate query [B,H,Q,D] and key [B,KVH,Q,D] by cos and sin [B,Q,R].
 
-    The operator has one dtype. OLMo2 gives cos and sin in float32 to a model in float16.
+    R < D if only a part of a head is rotated. The second half of cos, and of sin, equals the first.
+    Both are cast to the query's dtype, because the operator takes one dtype, and OLMo2 gives
+    float32 to a model in float16.
     """
     rotated = cos.shape[-1]
     half_cos, half_sin = (table[..., : rotated // 2].to(query.dtype) for table in (cos, sin))
@@ -111,7 +114,7 @@ def _rotary(
 
 def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
     epsilon = getattr(self, "variance_epsilon", getattr(self, "eps", 1e-6))
-    # Gemma stores the scale as an offset from one.
+    # Gemma's weight is the scale minus one.
     scale = 1.0 + self.weight if type(self).__name__.startswith("Gemma") else self.weight
     return symbolic(
         "RMSNormalization",

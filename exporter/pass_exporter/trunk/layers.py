@@ -1,8 +1,9 @@
-"""Traces one decoder layer of each kind and copies its nodes for the others: it saves seconds.
+"""Traces one decoder layer of each kind and copies its nodes for the others, which saves seconds.
 
-While the model is traced, the other layers return their input unchanged. A marker node before and
-one after every traced layer show where its nodes are. `repeat_layers` adds the copies and removes
-the markers.
+`originals` says for each layer which layer is traced for it, by index: the first layer of its kind,
+perhaps the layer itself. While the model is traced, the other layers return their input unchanged.
+Marker nodes before and after every traced layer show which nodes are the layer's. Then
+`repeat_layers` adds the copies and removes the markers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pass_runtime.bundle.tensors import PAST, PRESENT
 BEGIN, END = "Begin", "End"
 MARKER_DOMAIN = "pass.layers"
 LAYERS_PREFIX = "model.model.layers"
-"""The prefix of names of the decoder's layers in the trunk."""
+"""The prefix of the names that weights of decoder layers have in the trunk."""
 CACHE_PARTS = ("key", "value")
 """The tensors of a layer's cache."""
 COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
@@ -31,14 +32,14 @@ COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
-    """Return for every decoder layer the index of the first layer of its kind.
+    """Return `originals`: for every decoder layer the index of the first layer of its kind.
 
     Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and
     types of masks.
     """
-    seen: dict[str, int] = {}
+    first_index: dict[str, int] = {}  # by a description of the kind
     masks = getattr(model.config, "layer_types", None) or [None] * len(model.model.layers)
-    kinds = []
+    originals = []
     for index, layer in enumerate(model.model.layers):
         settings = [
             (name, type(module), _settings(module)) for name, module in layer.named_modules()
@@ -46,23 +47,24 @@ def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
         shapes = [
             (key, tensor.shape) for key, (_, tensor) in _weights(model, adapter, index).items()
         ]
-        kinds.append(seen.setdefault(repr((masks[index], settings, shapes)), index))
-    return kinds
+        originals.append(first_index.setdefault(repr((masks[index], settings, shapes)), index))
+    return originals
 
 
 def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    plain = (
-        (name, value) for name, value in vars(module).items() if isinstance(value, COMPARED_TYPES)
+    return sorted(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, COMPARED_TYPES) and name != "layer_idx"
     )
-    return sorted((name, value) for name, value in plain if name != "layer_idx")
 
 
 def _weights(
     model: PreTrainedModel, adapter: Adapter | None, layer: int
 ) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return the weights of a layer, its adapter's included: name in the layer -> (name in the
-    trunk, weight)."""
-    found = {
+    """Return a layer's weights, the adapter's included, with their names in the trunk. Keys are
+    names in the layer."""
+    weights = {
         key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight)
         for key, weight in model.model.layers[layer].named_parameters()
     }
@@ -73,19 +75,20 @@ def _weights(
         ):
             if site.startswith(prefix):
                 for part, factor in zip(("lora_A", "lora_B"), factors, strict=True):
-                    found[f"{site.removeprefix(prefix)}.{part}"] = (
+                    weights[f"{site.removeprefix(prefix)}.{part}"] = (
                         f"adapter.{part}.{index}",
                         factor,
                     )
-    return found
+    return weights
 
 
 @contextmanager
-def marked_layers(model: PreTrainedModel, kinds: Sequence[int]) -> Iterator[None]:
-    """Within the block, the first layer of a kind has markers, and the others do nothing."""
+def marked_layers(model: PreTrainedModel, originals: Sequence[int]) -> Iterator[None]:
+    """Mark the layers to trace within the block, and let the others do nothing."""
     layers = list(model.model.layers)
     for index, layer in enumerate(layers):
-        layer.forward = _between_marks(index, layer.forward) if kinds[index] == index else _identity
+        is_traced = originals[index] == index
+        layer.forward = _between_marks(index, layer.forward) if is_traced else _identity
     try:
         yield
     finally:
@@ -115,55 +118,56 @@ def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable
 
 
 LayerInputs = dict[str, ir.Value]
-"""The graph inputs and initializers that only one layer reads: weights by name, and cache."""
+"""What only one layer reads: its weights, by name in the layer, and its part of the KV cache."""
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """A traced layer: its nodes, the hidden rows before and after, and what it alone reads."""
+    """A traced layer: its nodes, its input and output rows [B,Q,H], and what it alone reads."""
 
     nodes: list[ir.Node]
     entry: ir.Value
     result: ir.Value
-    own: LayerInputs
+    own_inputs: LayerInputs
 
 
 def repeat_layers(
-    graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, kinds: Sequence[int]
+    graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, originals: Sequence[int]
 ) -> None:
-    """Add the skipped layers to a graph traced in `marked_layers`, as copies of the first of a
-    kind.
+    """Add the skipped layers to a graph that was traced in `marked_layers`.
 
     The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced
     layers.
     """
     marks = [node for node in graph if node.domain == MARKER_DOMAIN]
-    begins, ends = (
-        {_layer_of(node): node for node in marks if node.op_type == kind} for kind in (BEGIN, END)
-    )
+    begins = {_layer_of(node): node for node in marks if node.op_type == BEGIN}
+    ends = {_layer_of(node): node for node in marks if node.op_type == END}
     traced, outputs = dict[int, _Traced](), {str(value.name): value for value in graph.outputs}
+    # The rows after the layers so far, and the last node of these layers.
     hidden, last = begins[0].inputs[0], begins[0]
     assert hidden is not None
-    for index, kind in enumerate(kinds):
-        if index == kind:
+    for index, original in enumerate(originals):
+        if index == original:
             last, result = ends[index], ends[index].inputs[0]
             assert result is not None
-            own = _inputs_of_traced(graph, model, adapter, index)
-            nodes = _between(graph, begins[index], last, own)
+            own_inputs = _inputs_of_traced(graph, model, adapter, index)
+            nodes = _between(graph, begins[index], last, own_inputs)
             begins[index].outputs[0].replace_all_uses_with(hidden)
-            traced[index] = _Traced(nodes, hidden, result, own)
+            traced[index] = _Traced(nodes, hidden, result, own_inputs)
             hidden = result
             continue
-        layer = traced[kind]
-        own = _inputs_of_copy(graph, model, adapter, index, layer.own)
-        values = {layer.entry: hidden} | {value: own[name] for name, value in layer.own.items()}
+        layer = traced[original]
+        own_inputs = _inputs_of_copy(graph, model, adapter, index, layer.own_inputs)
+        values = {value: own_inputs[name] for name, value in layer.own_inputs.items()}
+        values[layer.entry] = hidden
         copies = [_copy(node, values, index) for node in layer.nodes]
         graph.insert_after(last, copies)
         last, hidden = copies[-1], values[layer.result]
         for part in CACHE_PARTS:
-            present = values[outputs[f"{PRESENT}{part}.{kind}"]]
+            present = values[outputs[f"{PRESENT}{part}.{original}"]]
             present.name = f"{PRESENT}{part}.{index}"
             graph.outputs.append(present)
+    # What follows the layers reads the last traced one; it must read the last copy.
     ends[max(traced)].outputs[0].replace_all_uses_with(hidden)
     graph.remove(marks, safe=True)
     del graph.opset_imports[MARKER_DOMAIN]
@@ -173,23 +177,27 @@ def _layer_of(mark: ir.Node) -> int:
     return mark.attributes["layer"].as_int()
 
 
-def _between(graph: ir.Graph, begin: ir.Node, end: ir.Node, own: LayerInputs) -> list[ir.Node]:
-    """Return the nodes between the markers that depend on the layer's input rows or own tensors.
+def _between(
+    graph: ir.Graph, begin: ir.Node, end: ir.Node, own_inputs: LayerInputs
+) -> list[ir.Node]:
+    """Return the nodes between the markers that depend on the layer's rows or own inputs.
 
-    The other nodes there compute values that all layers share.
+    Other nodes there compute values that all layers share.
     """
-    depending, found = {begin.outputs[0], *own.values()}, []
+    depending, layer_nodes = {begin.outputs[0], *own_inputs.values()}, []
     nodes = list(graph)
     for node in nodes[nodes.index(begin) + 1 : nodes.index(end)]:
         if not depending.isdisjoint(node.inputs):
-            found.append(node)
+            layer_nodes.append(node)
             depending.update(node.outputs)
-    return found
+    return layer_nodes
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """Copy a node for another layer. values: the copies of the first layer's values, to which those
-    of the outputs are added; a value without a copy is shared by all layers."""
+    """Copy a node of a traced layer for another layer, and add its outputs to `values`.
+
+    values: the copies of the traced layer's values. Both layers share values without a copy.
+    """
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [
         ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs
@@ -216,14 +224,14 @@ def _inputs_of_traced(
 def _inputs_of_copy(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
 ) -> LayerInputs:
-    """Add to the graph the tensors that a copied layer reads in place of those in `like`."""
-    weights, found = _weights(model, adapter, layer), {}
+    """Add to the graph, and return, the inputs of a copied layer in place of those in `like`."""
+    weights, inputs = _weights(model, adapter, layer), {}
     for key, value in like.items():
-        name, tensor = weights.get(key, (f"{key}.{layer}", None))
-        found[key] = ir.Value(name=name, shape=value.shape, type=value.type)
+        name, tensor = weights.get(key, (f"{key}.{layer}", None))  # None: a part of the cache
+        inputs[key] = ir.Value(name=name, shape=value.shape, type=value.type)
         if tensor is None:
-            graph.inputs.append(found[key])
+            graph.inputs.append(inputs[key])
         else:
-            found[key].const_value = ir.tensor_adapters.TorchTensor(tensor.detach(), name)
-            graph.register_initializer(found[key])
-    return found
+            inputs[key].const_value = ir.tensor_adapters.TorchTensor(tensor.detach(), name)
+            graph.register_initializer(inputs[key])
+    return inputs

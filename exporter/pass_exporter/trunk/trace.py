@@ -1,18 +1,19 @@
-"""trunk.onnx: embeddings (of tokens and look-ahead rows), layers with a KV cache, LM head.
+"""Traces trunk.onnx: embeddings (of tokens and look-ahead rows), layers with a KV cache, LM head.
 
-Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, S KV capacity,
-all symbolic):
+Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, A look-ahead rows
+and S KV capacity are symbolic):
 
-    input_ids      [B,Q] int64     V+i stands for look-ahead embedding i
+    input_ids      [B,Q] int64     token ids; V+i stands for look-ahead embedding i
     row_position   [Q] int64       position of each row relative to `length`
     window_mask    [Q,Q] bool      which rows of the window each row sees
     length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
     logit_rows     [R] int64       rows whose logits are computed
-    past_key.i, past_value.i       [B,KVH,S,D]
-    lookahead_rows [A] int64       the last rows; if there is an adapter or a draft head
+    past_key.i, past_value.i       [B,KVH,S,D]: the KV cache of layer i
+    lookahead_rows [A] int64       the look-ahead rows, which come last; with an adapter or head
  -> logits         [B,R,V] float32
     hidden         [B,A,H] float32 the LM head's input in the look-ahead rows; with a draft head
-    present_key.i, present_value.i [B,KVH,S,D], may share memory with past
+    present_key.i, present_value.i [B,KVH,S,D]: past_key.i, past_value.i with the window written,
+                                   perhaps in the same memory
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_ro
 
 
 class Trunk(torch.nn.Module):
-    """A frozen LM with look-ahead embeddings [L,H] and their adapter; `forward` is the trunk.
+    """The trunk in torch: a frozen LM with look-ahead embeddings [L,H] and their adapter.
 
-    The draft head runs in the tails. The hidden rows that it reads are an output of the trunk.
+    The draft head runs in the tails. What it reads of the trunk is the output `hidden`.
     """
 
     def __init__(self, model: PreTrainedModel, lookahead_weights: LookaheadWeights) -> None:
@@ -67,7 +68,8 @@ class Trunk(torch.nn.Module):
         self.outputs_hidden = lookahead_weights.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """ids [B,Q] -> [B,Q,H]. Two tables, so that tied embeddings stay one tensor."""
+        """Return the embeddings [B,Q,H] of ids [B,Q]. Look-ahead embeddings have their own table,
+        so that tied embeddings stay one tensor."""
         is_lookahead = input_ids >= self.vocab_size
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
@@ -88,7 +90,8 @@ class Trunk(torch.nn.Module):
         past_value: list[torch.Tensor | None],
         lookahead_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """past_key, past_value: by layer; None for skipped layers (see layers.py)."""
+        """Return the outputs of trunk.onnx. past_key, past_value: by layer; None for layers that
+        are not traced (see layers.py)."""
         assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
@@ -105,77 +108,79 @@ class Trunk(torch.nn.Module):
                 use_cache=True,
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
-        head_reads = (
+        head_inputs = (
             (hidden.index_select(1, lookahead_rows).float(),) if self.outputs_hidden else ()
         )
-        written = (tensor for tensor in (*cache.keys, *cache.values) if tensor is not None)
-        return (logits.float(), *head_reads, *written)
+        present = (tensor for tensor in (*cache.keys, *cache.values) if tensor is not None)
+        return (logits.float(), *head_inputs, *present)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Apply the adapter to `rows` [A] alone, so that it does nothing if there are none."""
+        """Apply the adapter to `rows` [A] alone within the block."""
         adapter = self.adapter
         if adapter is None or rows is None:
             return nullcontext()
 
         def add(y: torch.Tensor, x: torch.Tensor, index: int) -> torch.Tensor:
             delta = adapter.delta(index, x.index_select(1, rows))  # [B,A,out]
+            # `rows` are the last ones, so the zeros for the other rows come first.
             return y + torch.nn.functional.pad(delta, (0, 0, y.shape[1] - rows.shape[0], 0))
 
         return adapter.attached(self.model, add)
 
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """[B,1,Q,S] bool: rows see entries before the window, and in it `window_mask` [Q,Q]."""
-    column, row, rows = _window_rows(length, window_mask[0], capacity)
+    """Return the cache entries that each row sees, [B,1,Q,S] bool: all entries before the window,
+    and those in the window by `window_mask` [Q,Q]."""
+    offset, row, row_count = _window_rows(length, window_mask[0], capacity)
     width = window_mask.shape[1]
-    inside = (column >= 0) & (column < rows)
+    in_window = (offset >= 0) & (offset < row_count)
     # Indexing would be exported as GatherND, which cannot be captured as a CUDA graph.
     # [B,Q,S]
-    window = (
-        window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)
-    )
-    mask: torch.Tensor = (window & inside[:, None]) | (column < 0)[:, None]
+    seen = window_mask.index_select(1, row.flatten()).reshape(width, -1, capacity).permute(1, 0, 2)
+    mask: torch.Tensor = (seen & in_window[:, None]) | (offset < 0)[:, None]
     return mask[:, None]
 
 
 def cache_positions(
     length: torch.Tensor, row_position: torch.Tensor, capacity: Any
 ) -> torch.Tensor:
-    """[B,S]: the position of every column relative to `length`. Later ones have the last row's."""
-    column, row, _ = _window_rows(length, row_position, capacity)
+    """Return the position [B,S] of every cache entry relative to `length`. Entries after the window
+    get the position of its last row."""
+    offset, row, _ = _window_rows(length, row_position, capacity)
     return torch.where(
-        column < 0, column, row_position.index_select(0, row.flatten()).reshape(-1, capacity)
+        offset < 0, offset, row_position.index_select(0, row.flatten()).reshape(-1, capacity)
     )
 
 
 def _window_rows(
     length: torch.Tensor, window: torch.Tensor, capacity: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each column's distance from the window's first row and nearest row, [B,S] each, and Q.
+    """Return for each cache entry its offset from the window's first row, and the window row that
+    is nearest to it, [B,S] each; and Q.
 
     window: a tensor [Q], of which only the size is used.
     """
-    column = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
+    offset = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
     # Q must be a tensor on the device: a shape is on the host, and a graph that compares it with
     # tensors on the device cannot be captured as a CUDA graph.
-    rows = torch.ones_like(window, dtype=torch.int64).sum()
-    return column, column.clamp(min=0).minimum(rows - 1), rows
+    row_count = torch.ones_like(window, dtype=torch.int64).sum()
+    return offset, offset.clamp(min=0).minimum(row_count - 1), row_count
 
 
 def trace_trunk(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights
 ) -> tuple[ir.Model, WeightParts]:
-    """Trace the trunk. Its initializers are the model's weights, until `move_weights` writes
-    them."""
+    """Trace the trunk. Until `move_weights` writes them, its initializers are the model's
+    weights."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # Sizes of the example inputs; they are symbolic in the graph.
     batch, width, capacity = 2, 5, 64
     trunk = Trunk(model, lookahead_weights).eval()
-    kinds = first_of_kind(model, trunk.adapter)
+    originals = first_of_kind(model, trunk.adapter)
     past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)
-    cache = [past.clone() if kind == index else None for index, kind in enumerate(kinds)]
+    cache = [past.clone() if layer == index else None for index, layer in enumerate(originals)]
     inputs: tuple[Any, ...] = (
         torch.zeros(batch, width, dtype=torch.int64),
         torch.arange(width),
@@ -200,14 +205,14 @@ def trace_trunk(
             (*shapes, {0: a}),
             [*names, LOOKAHEAD_ROWS],
         )
-    copied = [index for index, kind in enumerate(kinds) if kind != index]
+    copied = [index for index, layer in enumerate(originals) if layer != index]
     skipped = {
         f"{prefix}{part}.{index}"
         for prefix in (PAST, PRESENT)
         for part in CACHE_PARTS
         for index in copied
     }
-    with onnx_hooks(model), marked_layers(model, kinds), _exporter_silenced(), torch.no_grad():
+    with onnx_hooks(model), marked_layers(model, originals), _exporter_silenced(), torch.no_grad():
         program = torch.onnx.export(
             trunk,
             inputs,
@@ -221,7 +226,7 @@ def trace_trunk(
             dynamic_shapes=shapes,
         )
     assert program is not None
-    repeat_layers(program.model.graph, model, trunk.adapter, kinds)
+    repeat_layers(program.model.graph, model, trunk.adapter, originals)
     _order(program.model.graph.inputs, names)
     _order(program.model.graph.outputs, outputs)
     parts = clean(program.model, _dimensions(layers))
@@ -229,12 +234,13 @@ def trace_trunk(
 
 
 def _order(values: MutableSequence[ir.Value], names: Sequence[str]) -> None:
-    found = {str(value.name): value for value in values}
-    values[:] = [found[name] for name in names]
+    """Put the values into the order of `names`."""
+    by_name = {str(value.name): value for value in values}
+    values[:] = [by_name[name] for name in names]
 
 
 def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
-    """Names of symbolic dimensions by tensor; None if the traced (static) size stays."""
+    """Return the `dimensions` that `clean` takes."""
     return {
         name: [None if size in MODEL_SIZES else size for size in shape]
         for name, shape in trunk_shapes(layers).items()
@@ -243,7 +249,7 @@ def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
 
 @contextmanager
 def _exporter_silenced() -> Iterator[None]:
-    """Within the block, torch's exporter prints nothing: pass-export shows progress."""
+    """Let torch's exporter print nothing within the block: pass-export shows progress itself."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
