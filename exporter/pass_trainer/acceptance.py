@@ -1,10 +1,14 @@
-"""The probability that a draft is accepted, differentiable by the two distributions."""
+"""Computes the probability that a draft is accepted, as a part of the loss.
+
+Gradients flow to the model's and to the draft's distribution.
+"""
 
 from __future__ import annotations
 
 import torch
 
 MIN_DENOMINATOR = 1e-30
+"""Is added to denominators that are 0, where p and q are 0."""
 
 
 def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
@@ -24,12 +28,12 @@ def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.T
     p_j / p_i is the larger ratio if p_j / q_j > p_i / q_i. With the tokens sorted by falling p / q,
     the sum over j is therefore A_i / p_i + B_i / q_i: A_i is the sum of p up to and including i,
     and B_i the sum of q after i. So a sort replaces C^2 ratios. The result is between (1 - d) / (1
-    + d) and 1 - d, with d the total variation distance.
+    + d) and 1 - d, where d is the total variation distance of p and q.
     """
     order = (target - draft).detach().argsort(-1, descending=True)
     p, q = target.gather(-1, order).exp(), draft.gather(-1, order).exp()
-    # Tokens that are not drafted have q = 0, so they sort first.
+    # Tokens other than the C have q = 0, so they sort first and are a part of every A_i.
     others = (1 - p.sum(-1, keepdim=True)).clamp(min=0)
-    before = p.cumsum(-1) + others
-    after = q.flip(-1).cumsum(-1).flip(-1) - q
-    return (p * q / (before * q + after.clamp(min=0) * p + MIN_DENOMINATOR)).sum(-1)
+    a = p.cumsum(-1) + others
+    b = (q.flip(-1).cumsum(-1).flip(-1) - q).clamp(min=0)
+    return (p * q / (a * q + b * p + MIN_DENOMINATOR)).sum(-1)

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints of a training run, and checks if a run may continue from one."""
+"""Writes and reads the checkpoint of a training run, and checks if a run may continue from it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from pass_trainer.schedule import Clock, Stage
 
 CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
 STATE_FILE = "progress.json"
+"""The file of a checkpoint with the step, the settings and the history."""
 FLAG_NAMES = {
     "length": "sequence-length",
     "prompt": "prompt-tokens",
     "chat": "chat-share",
     "data_sha256": "data",
 }
-"""By the name of a setting: the name of its flag, if they differ."""
+"""The flags of settings that have another name than their flag."""
 DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
-"""Values of the flags that are missing in checkpoints of earlier versions."""
+"""The values of settings that checkpoints of earlier versions lack."""
 RUN_LENGTH_FLAGS = ("steps", "minutes")
-"""The flags that say how long a run is. A resumed run may raise the one that it has."""
+"""The flags that say how long a run is. A run has one of the two; a resumed run may raise it."""
 
 
 @dataclass
 class History:
     """The measurements of a run so far.
 
-    stages: a run begins with one, and every extension of `steps` or `minutes` adds one. loss[i]: of
-    step i.
-    evaluations: the results of the `evaluate` hook. joins: `Deck.joins`, when text joined. clock:
-    the `schedule.Times` so far.
+    stages: a run begins with one, and every extension of `steps` or `minutes` adds one.
+    loss[i]: the loss of step i.
+    evaluations: the results of `trainer.Hooks.evaluate`.
+    joins: `Deck.joins`, which says when training text joined.
+    clock: the fields of `schedule.Times` at the last save.
     """
 
     stages: list[Stage]
@@ -48,11 +50,11 @@ class History:
 
 
 class Checkpoint:
-    """The directory `output`/checkpoint: trained weights, optimizer, history.
+    """The directory `output`/checkpoint with trained weights, optimizer state and history.
 
     settings: everything that the result depends on, as JSON. A run continues from a checkpoint only
-    if its settings are equal, except that its steps or its minutes may be more. minutes: the time
-    between two checkpoints.
+    with the same settings, except that `steps` or `minutes` may be larger.
+    minutes: the time between two saves.
     """
 
     def __init__(
@@ -64,15 +66,16 @@ class Checkpoint:
         clock: Clock = time.monotonic,
     ) -> None:
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
-        self._accelerator, self._minutes, self._clock = accelerator, minutes, clock
+        self._accelerator, self._save_minutes, self._clock = accelerator, minutes, clock
         self._path = output / CHECKPOINT
         self._saved_at = self._clock()
 
     def is_due(self) -> bool:
-        """Whether it is time to save. The first process decides for all."""
-        return self._clock() - self._saved_at > 60 * self._minutes
+        """Whether `minutes` have passed since the last save."""
+        return self._clock() - self._saved_at > 60 * self._save_minutes
 
     def save(self, step: int, history: History) -> None:
+        """Replace the checkpoint. Every process of the run must call this."""
         accelerator, partial = self._accelerator, self._path.with_suffix(".partial")
         if accelerator.is_main_process:
             shutil.rmtree(partial, ignore_errors=True)
@@ -93,16 +96,14 @@ class Checkpoint:
             self._check(_read_state(path))
 
     def load(self) -> tuple[int, History]:
-        """Load the checkpoint. Return the next step and the history, or 0 and a new one."""
-        planned = {name: self.settings[name] for name in RUN_LENGTH_FLAGS}
-        if (
-            find_checkpoint(self._path) not in (None, self._path)
-            and self._accelerator.is_main_process
-        ):
-            self._path.with_suffix(OLD_SUFFIX).rename(self._path)
+        """Load the checkpoint, if there is one. Return the next step and the history so far."""
+        run_length = {name: self.settings[name] for name in RUN_LENGTH_FLAGS}
+        old_path = self._path.with_suffix(OLD_SUFFIX)
+        if self._accelerator.is_main_process and find_checkpoint(self._path) == old_path:
+            old_path.rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
-            return 0, History([Stage(0, **planned)])
+            return 0, History([Stage(0, **run_length)])
         state = _read_state(self._path)
         self._check(state)
         try:
@@ -118,7 +119,7 @@ class Checkpoint:
             self._accelerator.load_state(str(self._path))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise _unusable(self._path, error) from None
-        stage = Stage(step, **planned)
+        stage = Stage(step, **run_length)
         if (stage.steps, stage.minutes) != (stages[-1].steps, stages[-1].minutes):
             stages.append(stage)
         return step, history
@@ -127,44 +128,42 @@ class Checkpoint:
         saved = DEFAULT_SETTINGS | _flags(state["settings"])
         for flag, value in _flags(self.settings).items():
             saved_value = saved.get(flag)
-            if (
-                flag in RUN_LENGTH_FLAGS
-                and None not in (value, saved_value)
-                and value >= saved_value
-            ):
+            is_length = flag in RUN_LENGTH_FLAGS and None not in (value, saved_value)
+            if value == saved_value or (is_length and value > saved_value):
                 continue
-            if value != saved_value:
-                hint = "; give at least as many" if flag in RUN_LENGTH_FLAGS and saved_value else ""
-                shown = "" if flag == "data" else f" ({_shown(saved_value)}{hint})"
-                raise PassError(
-                    f"{self._path} was made with another --{flag}{shown}; give the same "
-                    "options, or another -o"
-                )
+            remedy = "give at least as many" if is_length else "give the same options"
+            values = "" if flag == "data" else f" ({_shown(saved_value)}, not {_shown(value)})"
+            raise PassError(
+                f"{self._path} was made with another --{flag}{values}; {remedy}, or another -o"
+            )
 
 
 def planned_length(output: Path) -> dict[str, Any]:
     """Return the RUN_LENGTH_FLAGS of the checkpoint in `output`; {} if there is none."""
     path = find_checkpoint(output / CHECKPOINT)
-    return (
-        {}
-        if path is None
-        else {name: _read_state(path)["settings"].get(name) for name in RUN_LENGTH_FLAGS}
-    )
+    if path is None:
+        return {}
+    settings = _read_state(path)["settings"]
+    return {name: settings.get(name) for name in RUN_LENGTH_FLAGS}
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """Return `path`, or its old copy if a save was interrupted between its two renames, or None."""
-    return next((found for found in (path, path.with_suffix(OLD_SUFFIX)) if found.is_dir()), None)
+    """Return the checkpoint `path`, or None.
+
+    If a save was interrupted between the two renames of `replace_directory`, this is the old copy.
+    """
+    old_path = path.with_suffix(OLD_SUFFIX)
+    return next((each for each in (path, old_path) if each.is_dir()), None)
 
 
 def replace_directory(part: Path, path: Path) -> None:
     """Replace `path` by the finished directory `part`. A crash leaves the old or the new one."""
-    old = path.with_suffix(OLD_SUFFIX)
-    shutil.rmtree(old, ignore_errors=True)
+    old_path = path.with_suffix(OLD_SUFFIX)
+    shutil.rmtree(old_path, ignore_errors=True)
     if path.exists():
-        path.rename(old)
+        path.rename(old_path)
     part.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old_path, ignore_errors=True)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -182,18 +181,13 @@ def _unusable(path: Path, error: Exception) -> PassError:
 
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings under the names of their flags, without the leading dashes."""
-    flat = dict(settings.get("recipe", {})) | {
-        name: value for name, value in settings.items() if name != "recipe"
-    }
+    """Return the settings, those of the recipe included, by flag (without the leading dashes)."""
+    flat = {**settings.get("recipe", {}), **settings}
+    flat.pop("recipe", None)
     return {FLAG_NAMES.get(name, name.replace("_", "-")): value for name, value in flat.items()}
 
 
 def _shown(value: Any) -> str:
-    return (
-        " ".join(map(str, value))
-        if isinstance(value, list)
-        else "none"
-        if value is None
-        else str(value)
-    )
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)

@@ -39,8 +39,8 @@ DATA = click.option(
     "--data",
     multiple=True,
     type=PATH,
-    help="Source of prompts: a text file, a directory, JSON lines, or `self`: the model writes "
-    "them (default). Repeatable; each source gives the same number of prompts.",
+    help="Source of prompts: a text file, a directory, JSON lines, or `self` (default), with which "
+    "the model writes prompts. Repeatable; each source gives the same number of prompts.",
 )
 MODEL = click.option(
     "--model", help="Registry name, hub id (owner/name), local directory, or .gguf file."
@@ -124,33 +124,34 @@ TABLE_CHARACTERS = 110
     type=float,
     default=2e-3,
     show_default=True,
-    help="Learning rate of adapter and head; the embeddings' is 10 times that.",
+    help="Learning rate of adapter and head; that of the embeddings is 10 times as high.",
 )
 @click.option(
     "--decay",
     type=float,
     default=0.8,
     show_default=True,
-    help="Loss weight of a draft relative to the one before it.",
+    help="Loss weight of a draft relative to the draft before it.",
 )
 @click.option(
     "--aim",
     type=click.Choice(["distribution", "acceptance", "both"]),
     default="distribution",
     show_default=True,
-    help="The loss: KL divergence from the model's distributions, or mostly the probability that "
-    "a draft is rejected; both: the first for 70 % of the run, then the second.",
+    help="The loss. distribution: KL divergence from the model's distributions. acceptance: mostly "
+    "the probability that a draft is rejected. both: distribution for 70 % of the run, then "
+    "acceptance.",
 )
 @click.option(
     "--sequences",
     type=int,
-    help="Sequences of training text, which the model writes.  [default: 1024; with --minutes "
-    "as many as it can]",
+    help="Number of sequences of training text.  [default: 1024; with --minutes as many as the "
+    "model writes]",
 )
 @click.option(
     "--held-out",
     type=int,
-    help="Sequences that are measured and not trained on.  [default: one in 16, at most 32]",
+    help="Number of sequences to measure and not to train on.  [default: one in 16, at most 32]",
 )
 @click.option(
     "--sequence-length",
@@ -164,14 +165,14 @@ TABLE_CHARACTERS = 110
     type=(int, int),
     default=(16, 64),
     show_default=True,
-    help="Fewest and most tokens of a prompt.",
+    help="The fewest and the most tokens of a prompt that is an excerpt.",
 )
 @click.option(
     "--chat-share",
     type=float,
     default=0.25,
     show_default=True,
-    help="Share of prompts that become a chat message.",
+    help="Share of excerpts that become a chat message.",
 )
 @click.option(
     "--temperatures",
@@ -179,23 +180,25 @@ TABLE_CHARACTERS = 110
     callback=_read_temperatures,
     default="0,0.8,1",
     show_default=True,
-    help="Temperatures of training text: every 64 sequences use the next of them; 0 is greedy.",
+    help="Temperatures of training text, which shards (64 sequences on a CPU) use in turn; 0 is "
+    "greedy.",
 )
 @click.option(
     "--write-with",
     type=click.Choice(["auto", "torch", "w8a8"]),
     default="auto",
     show_default=True,
-    help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 if one "
-    "process runs on a CPU.",
+    help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 on a CPU with "
+    "one process, else torch.",
 )
 @click.option(
     "--write-text",
     type=click.Choice(["auto", "first", "between", "beside"]),
     default="auto",
     show_default=True,
-    help="When: before the first step, between steps, or by another process while training goes "
-    "on. auto: beside on a GPU; on a CPU first, and between with --minutes.",
+    help="When training text is written: first (before the first step), between steps, or beside "
+    "training, by another process. auto: beside on a GPU; on a CPU first, or between with "
+    "--minutes.",
 )
 @click.option(
     "--seed",
@@ -220,7 +223,7 @@ TABLE_CHARACTERS = 110
     type=float,
     default=5.0,
     show_default=True,
-    help="Time between checkpoints; with --minutes at most a tenth of them.",
+    help="Time between checkpoints; with --minutes at most a tenth of that time.",
 )
 @click.pass_context
 @one_line_errors
@@ -243,14 +246,13 @@ def main(context: click.Context, /, **options: Any) -> None:
         from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
     if options["steps"] is None and options["minutes"] is None:
-        options |= (planned_length(options["output"]) if options["resume"] else {}) or {
-            "steps": TrainConfig.steps
-        }
+        run_length = planned_length(options["output"]) if options["resume"] else {}
+        options |= run_length or {"steps": TrainConfig.steps}
     sequences = options.pop("sequences")
+    if sequences is None and options["minutes"] is None:
+        sequences = Recipe.sequences
     recipe = Recipe(
-        sequences=Recipe.sequences
-        if sequences is None and options["minutes"] is None
-        else sequences,
+        sequences=sequences,
         length=options.pop("sequence_length"),
         prompt=options.pop("prompt_tokens"),
         temperatures=options.pop("temperatures"),
@@ -287,7 +289,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     "--each", type=click.IntRange(1), help="Number of prompts of each kind.  [default: all]"
 )
 @click.option(
-    "--tokens", type=int, default=128, show_default=True, help="Measured tokens per answer."
+    "--tokens", type=int, default=128, show_default=True, help="Tokens to measure per answer."
 )
 @click.option(
     "--temperatures",
@@ -372,6 +374,7 @@ def _quiet_libraries() -> None:
 
 
 def _print_agreement(name: str, agreement: Any, lookahead: int) -> None:
+    """Print a `held_out.Agreement` as a table with the row `name`."""
     table = Table()
     for heading in (
         "",

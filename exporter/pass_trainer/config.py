@@ -1,4 +1,4 @@
-"""The settings of a training run."""
+"""Holds and checks the options of a training run."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ TrainDtype = Literal["fp32", "bf16"]
 HEAD_RANK, HEAD_WIDTH = 96, 384
 """Default sizes of a new draft head. Larger ones cost a CPU more than they gain."""
 MAX_HELD_OUT = 32
-"""The most sequences that are held out by default."""
+"""At most so many sequences are held out by default."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Options of a training run. Raises PassError if one is out of range.
 
-    model, revision: as for pass-export.
-    data: text files, directories or JSON lines from which prompts are taken, or `self`: the model
-    writes them.
-    lookahead: L, the number of embeddings.
+    model, revision: what pass-export takes.
+    data: text files, directories or JSON lines from which prompts are taken; `self` lets the model
+    write prompts.
+    output: the directory of the run.
+    lookahead: L, the number of look-ahead embeddings.
     adapter: `lora` trains low-rank adapters of `rank` for look-ahead rows, in the layers from
     `adapter_from` on.
-    head: also train a draft head with `head_rank` columns in its token table and a state of size
-    `head_width`. None means the sizes of the head of `start`; if it has none, HEAD_RANK and
-    HEAD_WIDTH. A smaller head is widened.
+    head: whether a draft head is trained, too. head_rank is the number of columns of its token
+    table, head_width the size of its state. None means the sizes of the head of `start`, or
+    HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
     start: a weights file to start from; its adapter is truncated to `rank`.
-    write_with: what writes the training text, see `text_supply.text_writer_name`. write_text: when,
-    see `text_supply`.
-    recipe: how text is made.
-    steps: optimizer steps. minutes: the time of the run in place of `steps`, from its start to its
-    written weights.
+    write_with: what writes training text, see `text_supply.text_writer_name`.
+    write_text: when training text is written, see `text_supply`.
+    recipe: how training text is made.
+    steps: the number of optimizer steps.
+    minutes: in place of `steps`, the time from the start of the run to its written weights.
     batch: sequences per step and process; None means `device_sizes.batch_size`.
     anchors: tokens per sequence after which drafts are trained.
-    lr: the learning rate of adapter and head; the embeddings' is ten times as high.
-    decay: the loss weight of a draft relative to the one before it. aim: the loss, see
-    `Drafter.forward`.
-    held_out: number of sequences that are measured and not trained on; None means one in 16, at
-    most MAX_HELD_OUT.
-    dtype: of the frozen model; trained weights are fp32. checkpoint_minutes: the time between two
-    checkpoints, or a tenth of `minutes` if that is less.
+    lr: the learning rate of adapter and head; that of the embeddings is ten times as high.
+    decay: the loss weight of a draft relative to the draft before it.
+    aim: the loss, see `Drafter.forward`.
+    held_out: how many sequences are measured and not trained on; None means one in 16, at most
+    MAX_HELD_OUT.
+    dtype: the dtype of the frozen model; trained weights are fp32.
+    resume: whether the run continues from the checkpoint in `output`, if there is one.
+    checkpoint_minutes: the time between two checkpoints, or a tenth of `minutes` if that is less.
     """
 
     model: str
@@ -95,7 +97,7 @@ class TrainConfig:
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise PassError(f"--minutes must be a finite number above 0, not {self.minutes}")
         if self.minutes is not None and self.write_text == "first":
-            raise PassError("--write-text first has no end in time; leave it out with --minutes")
+            raise PassError("--write-text first may take any time; leave it out with --minutes")
         if self.minutes is None and self.recipe.sequences is None:
             raise PassError("give --sequences with --steps")
         if (
@@ -123,12 +125,13 @@ class TrainConfig:
 
     @property
     def sequences_per_process(self) -> int:
-        """The value of `batch`. `run.run` sets it if it is None."""
+        """The value of `batch`, which `run.run` has set if it was None."""
         assert self.batch is not None
         return self.batch
 
     def resume_settings(self) -> dict[str, Any]:
-        """Return settings for `Checkpoint` to compare, but not those of data and text writer."""
+        """Return the settings that a resumed run must share. `run.make_checkpoint` adds those of
+        the data and of the text writer."""
         values = asdict(self)
         for name in (
             "data",

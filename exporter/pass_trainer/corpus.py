@@ -1,4 +1,4 @@
-"""Reads the text from which prompts are taken: plain files, directories, or JSON lines."""
+"""Reads the text of `--data`, from which prompts are taken: files, directories, or JSON lines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from pass_runtime.files import lines_of
 SELF_NAME = "self"
 """The value of --data for prompts that the model writes itself."""
 TEXT, PROMPT, MESSAGE = DOCUMENT_KEYS = "text", "prompt", "message"
-"""The keys of a line of a .jsonl file. Excerpts of a "text" or "prompt" become prompts. A "message"
-is a user's whole message to a chat model."""
+"""A line of a .jsonl file has its text under one of these keys. Excerpts of a "text" or "prompt"
+become prompts. A "message" is a user's whole message to a chat model."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
-"""The suffixes of files that are read in a directory."""
+"""The suffixes of files that are read if a directory is given."""
 
 
 @dataclass(frozen=True)
 class TextSource:
     """The documents of one `--data` argument.
 
-    Each source gives equally many prompts. Within a source, excerpts are taken from a document with
-    a probability proportional to its length.
+    All sources give equally many prompts. An excerpt comes from a document with a probability
+    proportional to the document's length.
 
-    messages: whether each document is a whole message of a user; otherwise prompts are excerpts of
-    documents.
+    messages: whether every document is a whole message of a user, and not text for excerpts.
     """
 
     name: str
@@ -45,19 +44,27 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters from a random line or word."""
-        at = rng.randrange(self._ends[-1])
-        text = self.documents[bisect.bisect_right(self._ends, at)]
+        """Return up to `characters` characters of a random document.
+
+        They begin with a line, or with a word if no line begins near a random offset.
+        """
+        offset = rng.randrange(self._ends[-1])
+        text = self.documents[bisect.bisect_right(self._ends, offset)]
         start = rng.randrange(max(1, len(text) - characters))
         if start:
-            line = text.find("\n", start, start + characters)
-            word = text.find(" ", start, start + characters)
-            start = (line if line >= 0 else word if word >= 0 else start - 1) + 1
+            for separator in ("\n", " "):
+                index = text.find(separator, start, start + characters)
+                if index >= 0:
+                    start = index + 1
+                    break
         return text[start : start + characters].lstrip("\n")
 
 
 def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
-    """Read every path; SELF_NAME gives None. Raises PassError if a file is not usable text."""
+    """Read the source of every path; None for the path SELF_NAME.
+
+    Raises PassError if a file is not usable text.
+    """
     if not paths:
         raise PassError("give a source of prompts: --data FILE, DIR, FILE.jsonl or self")
     return [None if str(path) == SELF_NAME else _read_source(path) for path in paths]
@@ -83,26 +90,26 @@ def _read_source(path: Path) -> TextSource:
         )
         if not files:
             raise PassError(f"{path} has no {', '.join(SUFFIXES)} file; give a directory with text")
-        found = [each for file in files for each in read_documents(file)]
+        documents = [each for file in files for each in read_documents(file)]
     else:
-        found = list(read_documents(path))
-    found = [(key, text) for key, text in found if text.strip()]
-    if not found:
+        documents = list(read_documents(path))
+    documents = [(key, text) for key, text in documents if text.strip()]
+    if not documents:
         raise PassError(f"{path} is empty: there is nothing to train on")
-    messages = {key == MESSAGE for key, _ in found}
-    if len(messages) > 1:
+    are_messages = {key == MESSAGE for key, _ in documents}
+    if len(are_messages) > 1:
         raise PassError(
             f'{path} has "{MESSAGE}" and other text; put them in two files, and give each with '
             "--data"
         )
-    return TextSource(path.name, tuple(text for _, text in found), messages.pop())
+    return TextSource(path.name, tuple(text for _, text in documents), are_messages.pop())
 
 
 def read_documents(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of each document of a file. The key is one of DOCUMENT_KEYS.
+    """Yield each document of a file with its key, one of DOCUMENT_KEYS.
 
-    A .jsonl file has a document per line, under the first of the keys that the line has. Any other
-    file is one "text".
+    A .jsonl file has a document per line, under the first of DOCUMENT_KEYS that the line has. Any
+    other file is one document with the key "text".
     """
     try:
         data = path.read_bytes()

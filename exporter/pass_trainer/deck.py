@@ -1,4 +1,5 @@
-"""Deals the sequences of an epoch in a random order, which newly written sequences join."""
+"""Chooses the sequences of each training step: all in a random order in every epoch, new ones
+included as soon as they are written."""
 
 from __future__ import annotations
 
@@ -8,35 +9,35 @@ import numpy as np
 
 
 class Deck:
-    """Deals the indices 0..n-1: each once an epoch. Seed and `joins` decide the order.
+    """Deals the indices 0..n-1 of n sequences in a random order, each once in an epoch.
 
-    joins: [number of indices dealt before, n from then on] of every growth.
+    The order depends on the seed and `joins` alone.
+    joins: for every growth of the deck, how many indices were dealt before it, and n after it.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.joins: list[list[int]] = []
         self._order = np.zeros(0, np.int64)
-        self._next = self._dealt = self._epoch = self._unused = 0
+        self._next = self._dealt = self._epoch = self._size_at_growth = 0
 
     def __len__(self) -> int:
         return self.joins[-1][1] if self.joins else 0
 
     @property
     def was_dealt(self) -> bool:
-        """Whether every index was dealt at least once since the last growth."""
-        return self._dealt - self.joins[-1][0] >= self._unused
+        """Whether the epoch of the last growth is over, so that every index was dealt."""
+        return self._dealt - self.joins[-1][0] >= self._size_at_growth
 
     def grow(self, size: int) -> None:
-        """Let the indices up to `size` join the rest of the running epoch."""
+        """Let the new indices below `size` join the rest of the running epoch."""
         if size <= len(self):
             return
         rest, new = self._order[self._next :], np.arange(len(self), size)
-        random = np.random.default_rng(
-            (self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0)
-        )
-        self._order, self._next = random.permutation(np.concatenate([rest, new])), 0
-        self._unused = len(self._order)
+        # The first growth has the seed of epoch 0, as `deal` gives every later epoch its own.
+        seed = (self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0)
+        self._order = np.random.default_rng(seed).permutation(np.concatenate([rest, new]))
+        self._next, self._size_at_growth = 0, len(self._order)
         self.joins.append([self._dealt, size])
 
     def deal(self, count: int) -> list[int]:
@@ -56,7 +57,8 @@ class Deck:
         return dealt
 
     def replay(self, joins: Sequence[Sequence[int]], dealt: int) -> None:
-        """Bring a new deck to the place where an earlier one had dealt `dealt` indices."""
+        """Bring a new deck to the state in which one with these `joins` had dealt `dealt`
+        indices."""
         for before, size in joins:
             self.deal(before - self._dealt)
             self.grow(size)

@@ -1,7 +1,7 @@
-"""How much a device works on at once: sequences that are written together, and sequences of a step.
+"""Decides how many sequences fit a device: of text that is written together, and of a step.
 
-The sizes depend on the device's whole memory, not on what is free, so that the same seed gives the
-same text and steps.
+The numbers depend on the device's whole memory, not on what is free, so that the same seed gives
+the same text and steps.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from pass_trainer.config import TrainConfig
 from pass_trainer.distill import SHARD_SEQUENCES
 
 MAX_SHARD_SEQUENCES = 1536
-"""An H200 wrote so many in 14 to 20 s: more would only delay the first step."""
+"""An H200 wrote this many in 14 to 20 s. More would only delay the first step."""
 MAX_BATCH = 64
+"""At most so many sequences are in a step by default."""
 WRITING_SHARE, TRAINING_SHARE = 0.25, 0.25
 """Shares of a GPU's memory for the text writer's K/V and logits, and for a step's activations."""
 SAMPLING_COPIES = 6
-"""Copies of a sequence's logits [V] in float32 that sampling needs: logits, sorted, probabilities,
-their sums, ..."""
+"""Tensors [V] in float32 that sampling a token of a sequence needs: logits, sorted logits,
+probabilities, their sums, ..."""
 
 
 def device_bytes(device: torch.device) -> int | None:
@@ -28,31 +29,36 @@ def device_bytes(device: torch.device) -> int | None:
 
 
 def shard_size(memory: int | None, geometry: Geometry, length: int) -> int:
-    """Return the sequences of `length` tokens that are written together: 64 on a CPU; on a GPU
-    those whose K/V and logits fit, a multiple of 64."""
+    """Return how many sequences of `length` tokens are written together.
+
+    64 on a CPU; on a GPU as many as have room for K/V and logits, a multiple of 64. memory: the
+    GPU's, in bytes, or None.
+    """
     if memory is None:
         return SHARD_SEQUENCES
-    each = _kv_bytes(geometry) * length + SAMPLING_COPIES * 4 * geometry.vocab_size
-    fitting = int(memory * WRITING_SHARE / each) // SHARD_SEQUENCES * SHARD_SEQUENCES
+    sequence_bytes = _kv_bytes(geometry) * length + SAMPLING_COPIES * 4 * geometry.vocab_size
+    fitting = int(memory * WRITING_SHARE / sequence_bytes) // SHARD_SEQUENCES * SHARD_SEQUENCES
     return min(max(fitting, SHARD_SEQUENCES), MAX_SHARD_SEQUENCES)
 
 
 def batch_size(
     memory: int | None, geometry: Geometry, intermediate: int, config: TrainConfig
 ) -> int:
-    """Return the sequences of a step: 1 on a CPU; on a GPU what fits, at most MAX_BATCH.
+    """Return how many sequences are in a step: 1 on a CPU; on a GPU what fits, at most MAX_BATCH.
 
-    intermediate: the width of an MLP's inner layer. A look-ahead row keeps some 6 tensors of the
-    hidden size and 5 of `intermediate` in each layer for its backward pass, in 16 bits.
+    memory: the GPU's, in bytes, or None. intermediate: the width of an MLP's inner layer.
     """
     if memory is None:
         return 1
+    # The mean number of look-ahead rows, see `windows.sample_groups`.
     rows = config.anchors * sum(config.decay**i for i in range(config.lookahead))
-    row = geometry.layers * 2 * (6 * geometry.hidden_size + 5 * intermediate)
-    each = rows * row + config.recipe.length * _kv_bytes(geometry)
-    return min(max(int(memory * TRAINING_SHARE / each), 1), MAX_BATCH)
+    # A row keeps about 6 tensors of the hidden size and 5 of the inner size in each layer for its
+    # backward pass, in 16 bits.
+    row_bytes = geometry.layers * 2 * (6 * geometry.hidden_size + 5 * intermediate)
+    sequence_bytes = rows * row_bytes + config.recipe.length * _kv_bytes(geometry)
+    return min(max(int(memory * TRAINING_SHARE / sequence_bytes), 1), MAX_BATCH)
 
 
 def _kv_bytes(geometry: Geometry) -> int:
-    """Bytes of a token's K/V in 16 bits."""
+    """Return the bytes of a token's K/V in 16 bits."""
     return geometry.layers * 2 * geometry.kv_heads * geometry.head_dim * 2

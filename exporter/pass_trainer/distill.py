@@ -1,9 +1,10 @@
-"""Makes training text: the model continues prompts, its own or a corpus's, into shards on disk.
+"""Makes training text: the model continues prompts, which it wrote itself or which are excerpts of
+a corpus. The text is kept in files of many sequences each, the shards.
 
 A draft is accepted if the model would have written it, so the model's own text is the right text
-for training. The name of the shards' directory is a hash of everything that they depend on. An
-interrupted run continues with the first missing shard, and a run with more sequences reuses
-existing shards.
+for training. The name of the shards' directory is a hash of everything that they depend on but the
+number of sequences. An interrupted run continues with the first missing shard, and a run with more
+sequences reuses existing shards.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 SHARD_SEQUENCES = 64
-"""Sequences that a CPU writes together, into one file. The last file may have fewer."""
+"""How many sequences a CPU writes together, and so the sequences of a shard. The last shard may
+have fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
 """Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
-"""Random draws from a source. If none gives a valid prompt, the source is rejected."""
+"""If so many random draws from a source give no valid prompt, the source is rejected."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How sequences are made.
 
-    sequences: how many; None: as many as are written until a run with --minutes ends.
-    length: N, tokens of a sequence, prompt included. prompt: the fewest and most tokens of a prompt
-    from a corpus.
+    sequences: how many are made; None: as many as are written until a run with --minutes ends.
+    length: N, the most tokens of a sequence, prompt included.
+    prompt: the fewest and the most tokens of a prompt that is an excerpt.
     temperatures: shards use them in turn; 0 is greedy.
-    chat: the share of prompts from a corpus that become a chat message, if the model has a chat
-    template.
+    chat: the share of excerpts that become a chat message, if the model has a chat template.
     """
 
     sequences: int | None = 1024
@@ -78,8 +79,8 @@ class Recipe:
 class Sequences:
     """Sequences of token ids.
 
-    tokens [n,N], prompt_lengths [n], lengths [n], all int64: row i has lengths[i] tokens, then
-    padding. Its first prompt_lengths[i] tokens are the prompt.
+    tokens [n,N], prompt_lengths [n], lengths [n], all int64: row i has lengths[i] tokens, of which
+    the first prompt_lengths[i] are the prompt, and then padding.
     """
 
     tokens: torch.Tensor
@@ -95,9 +96,10 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Distiller:
-    """Writes and reads the shards for one writer, list of sources and recipe.
+    """Writes and reads the shards for one text writer, list of sources and recipe.
 
-    sources: None stands for prompts that the model writes. shard: sequences of a file.
+    sources: where prompts come from; None stands for the model itself.
+    shard_size: how many sequences a shard has.
     """
 
     writer: TextWriter
@@ -105,28 +107,30 @@ class Distiller:
     eos_token_ids: tuple[int, ...]
     sources: Sequence[TextSource | None]
     recipe: Recipe
-    shard: int = SHARD_SEQUENCES
+    shard_size: int = SHARD_SEQUENCES
 
     @property
     def shard_count(self) -> int | None:
-        """The number of all shards; None if they have no end."""
-        return None if self.recipe.sequences is None else -(-self.recipe.sequences // self.shard)
+        """The number of all shards; None if the recipe sets no number of sequences."""
+        sequences = self.recipe.sequences
+        return None if sequences is None else -(-sequences // self.shard_size)
 
     @property
     def directory_name(self) -> str:
-        """The name of the shards' directory, by the recipe without its number of sequences."""
+        """The name of the shards' directory."""
         recipe = asdict(self.recipe) | {"sequences": None}
-        key = json.dumps([self.writer.name, digest(self.sources), recipe, self.shard])
+        key = json.dumps([self.writer.name, digest(self.sources), recipe, self.shard_size])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raise PassError if a source has no valid prompt, before text is written."""
+        """Raise PassError if a source has no valid prompt. No text is written."""
         for source in self.sources:
             if source is not None:
                 self._prompt(random.Random(self.recipe.seed), source)
 
     def write_missing(self, directory: Path, shards: Sequence[int], progress: Step) -> None:
-        """Write the missing ones of `shards`. Call `progress` with sequences, done and all."""
+        """Write those of `shards` that do not exist. progress: called with the numbers of sequences
+        that are done, and of all."""
         directory.mkdir(parents=True, exist_ok=True)
         done, total = 0, sum(self._size(shard) for shard in shards)
         for shard in shards:
@@ -153,31 +157,34 @@ class Distiller:
         )
 
     def _size(self, shard: int) -> int:
-        end = self.recipe.sequences
-        return self.shard if end is None else min(self.shard, end - shard * self.shard)
+        """Return how many sequences a shard has."""
+        sequences, size = self.recipe.sequences, self.shard_size
+        return size if sequences is None else min(size, sequences - shard * size)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """Return the path of a shard. A short one has another name."""
-        part = "" if self._size(shard) == self.shard else f"-first-{self._size(shard)}"
+        """Return the path of a shard. A last shard with fewer sequences has another name, so that a
+        run with more sequences writes the whole shard."""
+        size = self._size(shard)
+        part = "" if size == self.shard_size else f"-first-{size}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a shard's file, all int32: tokens [n,N], prompts [n] (lengths),
-        lengths [n].
+        """Return the tensors of a shard's file, all int32: `tokens` [n,N], and the lengths of the
+        prompts, `prompts` [n], and of the sequences, `lengths` [n].
 
         An end token is a part of the text. A text that begins to repeat itself is cut there.
         """
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
-        prompts = self._prompts(rng, shard * self.shard, self._size(shard))
+        prompts = self._prompts(rng, shard * self.shard_size, self._size(shard))
         temperature = recipe.temperatures[shard % len(recipe.temperatures)]
-        lines = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
-        tokens = torch.zeros(len(lines), recipe.length, dtype=torch.int32)
-        lengths = torch.zeros(len(lines), dtype=torch.int32)
+        texts = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
+        tokens = torch.zeros(len(texts), recipe.length, dtype=torch.int32)
+        lengths = torch.zeros(len(texts), dtype=torch.int32)
         loops = loop_starts(
-            [line[len(prompt) :] for line, prompt in zip(lines, prompts, strict=True)]
+            [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
         )
-        for row, (line, prompt, loop) in enumerate(zip(lines, prompts, loops, strict=True)):
-            kept = line if loop is None else line[: len(prompt) + loop]
+        for row, (text, prompt, loop) in enumerate(zip(texts, prompts, loops, strict=True)):
+            kept = text if loop is None else text[: len(prompt) + loop]
             tokens[row, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
             lengths[row] = len(kept)
         return {
@@ -189,11 +196,11 @@ class Distiller:
     def _prompts(self, rng: random.Random, first: int, count: int) -> list[list[int]]:
         """Return the prompts of `count` sequences from number `first` on. Sources take turns."""
         sources = [self.sources[index % len(self.sources)] for index in range(first, first + count)]
-        by_model = SelfPrompts(
+        prompt_writer = SelfPrompts(
             self.tokenizer, self.eos_token_ids, self.writer, self.recipe.max_message_tokens
         )
-        count_by_model = sum(source is None for source in sources)
-        self_prompts = iter(by_model.write(count_by_model, rng) if count_by_model else ())
+        self_count = sources.count(None)
+        self_prompts = iter(prompt_writer.write(self_count, rng) if self_count else ())
         return [
             next(self_prompts) if source is None else self._prompt(rng, source)
             for source in sources
@@ -203,7 +210,7 @@ class Distiller:
         return self._message(rng, source) if source.messages else self._excerpt(rng, source)
 
     def _message(self, rng: random.Random, source: TextSource) -> list[int]:
-        """Return a prompt from a user's message. Messages over half a sequence are skipped."""
+        """Return a user's message as a prompt. Messages over half a sequence are skipped."""
         for _ in range(MAX_DRAWS):
             text = rng.choice(source.documents)
             if self.tokenizer.chat_template:
@@ -215,6 +222,7 @@ class Distiller:
         raise PassError(f"{source.name}: its messages are too long; use a larger --sequence-length")
 
     def _excerpt(self, rng: random.Random, source: TextSource) -> list[int]:
+        """Return an excerpt as a prompt, perhaps as a chat message."""
         as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
         size = rng.randint(*self.recipe.prompt)
         for _ in range(MAX_DRAWS):

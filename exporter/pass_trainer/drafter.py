@@ -17,19 +17,18 @@ from pass_trainer.windows import Windows
 
 Aim = Literal["distribution", "acceptance", "both"]
 SWITCH_SHARE = 0.7
-"""With the aim `both`, the share of a run after which `distribution` becomes `acceptance`."""
+"""The aim `both` is `distribution` for this share of a run, and then `acceptance`."""
 DISTRIBUTION_SHARE = 0.1
-"""The weight of the loss `distribution` in the loss `acceptance`. If a draft is far from the
-model's distribution, only the gradient of `distribution` does not vanish."""
+"""The weight of the loss `distribution` in the loss `acceptance`. If a draft's distribution is far
+from the model's, the gradient of the rest of the loss vanishes."""
 
 
 class Drafter(torch.nn.Module):
-    """The trained parts, in fp32: `embeddings` [L,H], `adapter` and `head`. The base model's
-    weights are not parameters.
+    """The trained parts, in fp32: `embeddings` [L,H], `adapter` and `head`.
 
-    The tokens run through the frozen model first. Then the look-ahead rows run with the adapter
-    attached, and attend to the tokens' KV cache. So the adapter cannot change the rows of tokens,
-    and they need no gradient.
+    The weights of the frozen model, `base`, are not parameters. The tokens run through the frozen
+    model first. Then the look-ahead rows run with the adapter attached, and attend to the tokens'
+    KV cache. So the adapter cannot change the rows of tokens, and these need no gradient.
     """
 
     def __init__(
@@ -42,32 +41,33 @@ class Drafter(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.set_aim(aim, 0.0)
-        self._base = (base,)  # a tuple, so that torch does not register its parameters
+        self._base = (base,)  # a tuple, so that torch does not register the base's parameters
         self._vocabulary = int(base.config.vocab_size)
         self.register_parameter("lookahead", torch.nn.Parameter(embeddings.float().clone()))
         self.adapter, self.head = adapter, head
 
     @property
     def embeddings(self) -> torch.nn.Parameter:
-        """[L,H]. Checkpoints have it under the name `lookahead`."""
+        """The look-ahead embeddings [L,H], which are named `lookahead` in checkpoints."""
         return self.get_parameter("lookahead")
 
     def set_aim(self, aim: Aim, share: float) -> None:
-        """Set the loss for the steps after `share` of a run."""
+        """Choose the loss by `aim` for a step at which `share` (0 to 1) of the run is done."""
         self._for_acceptance = aim == "acceptance" or (aim == "both" and share >= SWITCH_SHARE)
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
 
-        A row's loss with the aim `distribution` is KL(model || draft) in nats. If there is a head,
-        the cross-entropy of its logits is added, over its candidates (the tokens that it can
-        draft). The head reads the true previous token, because a draft after a wrong draft is
-        rejected in any case. With the aim `acceptance`, this loss has the weight
+        With the aim `distribution`, a row's loss is KL(model || draft) in nats. If there is a head,
+        the cross-entropy of the head's logits is added, over the candidate tokens, which are those
+        that the head can draft. The head reads the true token before the row, because a draft after
+        a wrong draft is rejected in any case. With the aim `acceptance`, this loss has the weight
         DISTRIBUTION_SHARE, and the probability that the draft is rejected has the remaining weight.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
-        sequences = windows.rows // windows.position.shape[1]
-        weights = (1 / (windows.anchors.clamp(min=1) * len(tokens))).index_select(0, sequences)
+        sequence_indices = windows.rows // windows.position.shape[1]
+        weights = 1 / (windows.anchors.clamp(min=1) * len(tokens))
+        weights = weights.index_select(0, sequence_indices)
         return sum_over_rows(
             self._row_losses, hidden, corrections, states, weights, self._vocabulary
         )
@@ -75,7 +75,7 @@ class Drafter(torch.nn.Module):
     def _row_losses(
         self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
     ) -> torch.Tensor:
-        """Return the losses [n] of rows, from what `row_states` returns for them."""
+        """Return the losses [n] of n rows. Arguments: what `row_states` returns for the rows."""
         with torch.no_grad():
             target = self.logits(states).float().log_softmax(-1)
         logits = self.logits(hidden)
@@ -86,18 +86,18 @@ class Drafter(torch.nn.Module):
             target, draft = target.gather(-1, ids), adjusted.log_softmax(-1)
             loss = loss - (target.exp() * draft).sum(-1)
         if self._for_acceptance:
-            rejected = 1 - acceptance_probability(target, draft)
-            loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejected
+            rejection = 1 - acceptance_probability(target, draft)
+            loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejection
         return loss
 
     def log_probs(
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of drafts and of the frozen model for the same positions,
-        both [n,V] float32.
+        """Return the log-probabilities of the drafts of `windows.rows`, and those of the frozen
+        model at the same positions, both [n,V] float32.
 
-        If there is a head, it reads the true previous tokens, and only its candidates'
-        log-probabilities are finite.
+        If there is a head, it reads the true token before each row, and tokens that are no
+        candidates have -inf.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
         drafts = self.logits(hidden).float()
@@ -109,27 +109,23 @@ class Drafter(torch.nn.Module):
     def row_states(
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return what the logits of `windows.rows` are computed from.
+        """Return the hidden states of `windows.rows`, from which their logits are computed.
 
         These are the hidden states [n,H] of the look-ahead rows, those of the frozen model [n,H] at
         the same positions, and the head's corrections [n,r] if there is a head.
         """
         hidden, states = self.hidden_states(tokens, windows)
         position = windows.position.flatten().index_select(0, windows.rows)
-        at = windows.rows // windows.position.shape[1] * tokens.shape[1] + position
-        hidden, states = (
-            hidden.flatten(0, 1).index_select(0, windows.rows),
-            states.flatten(0, 1).index_select(0, at),
-        )
+        # Indices into the tokens of all sequences, one sequence after the other.
+        token_indices = windows.rows // windows.position.shape[1] * tokens.shape[1] + position
+        hidden = hidden.flatten(0, 1).index_select(0, windows.rows)
+        states = states.flatten(0, 1).index_select(0, token_indices)
         if self.head is None:
             return hidden, states, None
         index = windows.lookahead_index.flatten().index_select(0, windows.rows)
-        before = tokens.flatten().index_select(0, at)
-        return (
-            hidden,
-            states,
-            self.head.corrections(hidden, before, index, len(self.embeddings) - 1),
-        )
+        before = tokens.flatten().index_select(0, token_indices)
+        corrections = self.head.corrections(hidden, before, index, len(self.embeddings) - 1)
+        return hidden, states, corrections
 
     def hidden_states(
         self, tokens: torch.Tensor, windows: Windows
@@ -149,11 +145,10 @@ class Drafter(torch.nn.Module):
         self, base: PreTrainedModel, windows: Windows, cache: DynamicCache
     ) -> torch.Tensor:
         """Return the hidden states [B,R,H] of the look-ahead rows."""
-        of_tokens = torch.arange(
-            windows.mask.shape[-1] - windows.mask.shape[-2], device=windows.position.device
-        )
+        token_count = windows.mask.shape[-1] - windows.mask.shape[-2]
+        token_positions = torch.arange(token_count, device=windows.position.device)
         column_positions = torch.cat(
-            [of_tokens.expand(len(windows.position), -1), windows.position], 1
+            [token_positions.expand(len(windows.position), -1), windows.position], 1
         )
 
         def run() -> torch.Tensor:
@@ -175,20 +170,20 @@ class Drafter(torch.nn.Module):
 
 
 ADAPTED_LAYERS = ("o_proj", "down_proj")
-"""Linear layers that get an adapter: those whose outputs are added to the residual stream. Adapters
+"""The linear layers that get an adapter: their outputs are added to the residual stream. Adapters
 with as many parameters on all seven linear layers of a Llama layer drafted no better, and added
 three times as many nodes to the trunk."""
 
 
 def layer_of(name: str) -> int:
-    """Return the index of the decoder layer: `layers.7.mlp.down_proj` -> 7."""
+    """Return the decoder layer's index from a name such as `layers.7.mlp.down_proj`: 7."""
     return int(name.split(".")[1])
 
 
 def new_adapter(
     base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0
 ) -> Adapter:
-    """Return a new LoRA adapter of the layers from `first` on: A is random, B is 0."""
+    """Return a new LoRA adapter for the layers from `first` on, with a random A and a B of 0."""
     factors = {}
     for name, layer in linear_layers(base).items():
         if name.rpartition(".")[2] in ADAPTED_LAYERS and layer_of(name) >= first:

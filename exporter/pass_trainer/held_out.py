@@ -1,6 +1,6 @@
-"""Measures how often drafts are the model's greedy choice, on held-out sequences.
+"""Measures during training how often drafts are the model's greedy choice, on held-out sequences.
 
-The agreement shows whether training still helps. Held-out sequences are often repetitive, which
+This agreement shows whether training still helps. Held-out sequences are often repetitive, which
 makes drafting easy. `pass_trainer.evaluation` measures acceptance in real use.
 """
 
@@ -17,16 +17,17 @@ from pass_trainer.drafter import Drafter
 from pass_trainer.windows import full_groups, make_windows
 
 STRIDE_TOKENS = 6
-"""The distance between two anchors after which drafts are measured."""
+"""The distance between two anchors, which are the tokens after which drafts are measured."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often drafts agree with the model, as shares of anchors. places: the number of anchors.
+    """How often drafts agree with the model, as shares of all anchors.
 
-    match[i]: draft i is the model's greedy choice, regardless of the drafts before it.
-    cumulative[i]: all of drafts 0..i are the model's greedy choices.
-    top4[i]: the model's greedy choice is among the four most likely tokens of row i.
+    places: the number of anchors.
+    match[i]: where draft i is the model's greedy choice, regardless of the drafts before it.
+    cumulative[i]: where all of drafts 0..i are the model's greedy choices.
+    top4[i]: where the model's greedy choice is among the four most likely tokens of row i.
     """
 
     places: int
@@ -40,7 +41,8 @@ class Agreement:
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
-        """Expected tokens per pass: 1 + accepted for fused, 1 + accepted / 2 for two-pass."""
+        """Return the expected tokens per pass by mode."""
+        # A pass of two-pass decoding has drafts every second time only.
         return {"ar": 1.0, "two-pass": 1 + self.accepted / 2, "fused": 1 + self.accepted}
 
     def as_json(self) -> dict[str, Any]:
@@ -56,31 +58,31 @@ class Agreement:
 
 @torch.no_grad()
 def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
-    """Measure drafts after every STRIDE_TOKENS-th token that the model wrote, by sequence.
+    """Measure drafts after every STRIDE_TOKENS-th token that the model wrote.
 
-    Sequences that are too short for L drafts are left out. Raises PassError if all are.
+    Sequences that are too short for `lookahead` drafts are left out. Raises PassError if all are.
     """
     device = drafter.embeddings.device
-    right, in_top4 = [], []
+    matches, in_top4 = [], []
     for index in range(len(data)):
         prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
         groups = full_groups(prompt, length, STRIDE_TOKENS, lookahead)
         if groups.any():
             tokens = data.tokens[index : index + 1, :length].to(device)
             drafts, targets = drafter.log_probs(tokens, make_windows([groups], length, device))
-            choice = targets.argmax(-1)
-            right.append((drafts.argmax(-1) == choice).view(-1, lookahead).cpu())
+            greedy = targets.argmax(-1)
+            matches.append((drafts.argmax(-1) == greedy).view(-1, lookahead).cpu())
             in_top4.append(
-                (drafts.topk(4, -1).indices == choice[:, None]).any(-1).view(-1, lookahead).cpu()
+                (drafts.topk(4, -1).indices == greedy[:, None]).any(-1).view(-1, lookahead).cpu()
             )
-    if not right:
+    if not matches:
         raise PassError(
             f"no held-out sequence has room for {lookahead} drafts; use a larger --held-out"
         )
-    matches, top4 = torch.cat(right).float(), torch.cat(in_top4).float()
+    match, top4 = torch.cat(matches).float(), torch.cat(in_top4).float()
     return Agreement(
-        len(matches),
-        tuple(matches.mean(0).tolist()),
-        tuple(matches.cumprod(1).mean(0).tolist()),
+        len(match),
+        tuple(match.mean(0).tolist()),
+        tuple(match.cumprod(1).mean(0).tolist()),
         tuple(top4.mean(0).tolist()),
     )

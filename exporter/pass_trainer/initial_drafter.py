@@ -1,4 +1,4 @@
-"""Makes the weights with which training starts: newly initialized, or those of an earlier run."""
+"""Makes the weights that training starts with: new ones, or those of an earlier run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def make_drafter(config: TrainConfig, loaded: LoadedModel) -> Drafter:
 
 
 def read_or_baseline(path: Path | None, lookahead: int, model: PreTrainedModel) -> LookaheadWeights:
-    """Return the first `lookahead` rows of a weights file, with adapter and head; for None,
-    `mean_embedding`."""
+    """Return the first `lookahead` embeddings of a weights file, with its adapter and head; for
+    None, the untrained baseline, `mean_embedding`."""
     return (
         mean_embedding(model, lookahead) if path is None else read_lookahead(path, lookahead, model)
     )

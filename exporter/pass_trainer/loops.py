@@ -1,4 +1,4 @@
-"""Finds where many texts begin to loop, in worker processes, because it is pure Python."""
+"""Finds where texts begin to repeat themselves, in worker processes: the search is pure Python."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from functools import cache
 from pass_runtime.measuring.lossless import loop_start
 
 TASK_TEXTS = 64
-"""Texts of a worker's task. So many and fewer are not worth a worker."""
+"""A worker's task is this many texts. For no more than one task, workers are not worth it."""
 MAX_WORKERS = 8
 
 
 def loop_starts(texts: Sequence[Sequence[int]]) -> list[int | None]:
-    """Return `loop_start` of every text."""
+    """Return `loop_start` of every text of token ids: the index of the loop, or None."""
     if len(texts) <= TASK_TEXTS:
         return [loop_start(text) for text in texts]
     return list(_workers().map(loop_start, texts, chunksize=TASK_TEXTS))
@@ -24,7 +24,7 @@ def loop_starts(texts: Sequence[Sequence[int]]) -> list[int | None]:
 
 @cache
 def _workers() -> ProcessPoolExecutor:
-    """Return this process's pool of workers, which are not forked, because torch has threads."""
+    """Return this process's pool of workers. They are spawned: torch's threads forbid a fork."""
     return ProcessPoolExecutor(
         min(os.cpu_count() or 1, MAX_WORKERS), multiprocessing.get_context("spawn")
     )

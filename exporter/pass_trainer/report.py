@@ -13,7 +13,7 @@ from pass_trainer.held_out import Agreement
 
 METRICS_FILE, CURVES_FILE, CARD_FILE = "metrics.json", "curves.png", "README.md"
 SMOOTHING_FACTOR = 0.98
-"""The weight of earlier steps in the smoothed loss."""
+"""The weight of the mean so far in the moving average of the loss."""
 
 
 def write_report(
@@ -43,10 +43,11 @@ def draw_curves(path: Path, history: History) -> None:
     left.plot(smooth(history.loss), color="C0", label="smoothed")
     left.set(xlabel="step", ylabel="loss per anchor", title="Training loss")
     left.legend()
-    steps = [found["step"] for found in history.evaluations]
-    for distance in range(len(history.evaluations[-1]["match"]) if history.evaluations else 0):
-        values = [found["match"][distance] for found in history.evaluations]
-        right.plot(steps, values, marker="o", markersize=3, label=f"distance {distance + 1}")
+    steps = [evaluation["step"] for evaluation in history.evaluations]
+    lookahead = len(history.evaluations[-1]["match"]) if history.evaluations else 0
+    for draft in range(lookahead):
+        shares = [evaluation["match"][draft] for evaluation in history.evaluations]
+        right.plot(steps, shares, marker="o", markersize=3, label=f"draft {draft + 1}")
     right.set(
         xlabel="step", ylabel="greedy agreement", title="Drafts, held-out sequences", ylim=(0, None)
     )
@@ -60,21 +61,22 @@ def draw_curves(path: Path, history: History) -> None:
 
 def smooth(values: list[float]) -> list[float]:
     """Return the exponential moving average of `values`, with bias correction as in Adam."""
-    mean, weight, out = 0.0, 0.0, []
+    mean, weight, averages = 0.0, 0.0, []
     for value in values:
         mean = SMOOTHING_FACTOR * mean + (1 - SMOOTHING_FACTOR) * value
         weight = SMOOTHING_FACTOR * weight + (1 - SMOOTHING_FACTOR)
-        out.append(mean / weight)
-    return out
+        averages.append(mean / weight)
+    return averages
 
 
 def replace_section(text: str, name: str, content: str) -> str | None:
-    """Return `text` with `content` from <!-- name --> to <!-- end -->, or None."""
+    """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has
+    no such section."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
-    text, found = re.subn(
+    text, replaced = re.subn(
         pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S
     )
-    return text if found else None
+    return text if replaced else None
 
 
 def card(record: TrainingRecord, agreement: Agreement) -> str:
@@ -83,8 +85,8 @@ def card(record: TrainingRecord, agreement: Agreement) -> str:
     adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
     head = f", draft head rank {record.head_rank}" if record.head_rank else ""
     rows = "\n".join(
-        f"| {i + 1} | {match:.3f} | {top4:.3f} | {all_right:.3f} |"
-        for i, (match, top4, all_right) in enumerate(
+        f"| {i + 1} | {match:.3f} | {top4:.3f} | {cumulative:.3f} |"
+        for i, (match, top4, cumulative) in enumerate(
             zip(agreement.match, agreement.top4, agreement.cumulative, strict=True)
         )
     )
@@ -103,12 +105,12 @@ Not measured yet. This command puts its table here:
 
 ## Held-out sequences
 
-Greedy agreement with the base model, measured after each of {agreement.places} tokens of sequences
-that were not trained on (their documents may have been). Small models' greedy text repeats itself,
-which makes drafting easy. Distance j is draft j. "Cumulative" is the share of these tokens after
-which this draft and all before it are right.
+How often drafts agree with the base model's greedy choice, measured after {agreement.places} tokens
+of sequences that were not trained on (their documents may have been). Small models' greedy text
+repeats itself, which makes drafting easy. Top-1: the draft is the choice. Top-4: the choice is
+among the draft's four most likely tokens. Cumulative: this draft and all before it are the choices.
 
-| distance | top-1 | top-4 | cumulative |
+| draft | top-1 | top-4 | cumulative |
 |---|---|---|---|
 {rows}
 

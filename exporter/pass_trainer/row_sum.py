@@ -1,4 +1,4 @@
-"""Sums a loss over rows without tensors of all rows times the vocabulary."""
+"""Sums a loss over rows, in chunks, because logits of all rows at once would not fit in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 CHUNK_ELEMENTS = 2**26
-"""Rows times vocabulary of a chunk: 256 MiB for a tensor of float32."""
+"""The rows of a chunk times the vocabulary size. A tensor of so many float32 takes 256 MiB."""
 RowLosses = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
 """(hidden [n,H], corrections [n,r] or None, states [n,H]) -> losses [n]."""
 
@@ -21,10 +21,10 @@ def sum_over_rows(
     weights: torch.Tensor,
     vocabulary: int,
 ) -> torch.Tensor:
-    """Return the sum of `losses` times `weights` [n], with gradients for the first two tensors.
+    """Return the sum of `losses` times `weights` [n], with gradients for hidden and corrections.
 
-    A chunk's gradients are computed together with its losses. So no logits are kept, and none are
-    computed twice.
+    A chunk's gradients are computed together with its losses. So no logits are kept for the
+    backward pass, and none are computed twice.
     """
     rows = max(CHUNK_ELEMENTS // vocabulary, 1)
     total: torch.Tensor = _RowSum.apply(losses, rows, hidden, corrections, states, weights)  # type: ignore[no-untyped-call]
@@ -53,13 +53,13 @@ class _RowSum(torch.autograd.Function):
                     losses(inputs[0], inputs[1] if len(inputs) > 1 else None, states[part])
                     * weights[part]
                 ).sum()
-            for gradient, found in zip(gradients, torch.autograd.grad(loss, inputs), strict=True):
-                gradient[part] = found
+            for gradient, values in zip(gradients, torch.autograd.grad(loss, inputs), strict=True):
+                gradient[part] = values
             total += loss.detach()
         ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients = [outer[0] * gradient for gradient in ctx.saved_tensors]
-        return None, None, gradients[0], gradients[1] if len(gradients) > 1 else None, None, None
+        hidden, *corrections = (outer[0] * gradient for gradient in ctx.saved_tensors)
+        return None, None, hidden, corrections[0] if corrections else None, None, None

@@ -1,4 +1,4 @@
-"""A training run: loads the model, writes training text, trains, and writes the weights."""
+"""Runs a training: loads the model, writes training text, trains, and writes the weights."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from pass_trainer.trainer import Hooks, train
 from pass_trainer.training_text import TrainingText
 
 CHECKPOINTS = 10
-"""The fewest checkpoints of a run with --minutes."""
+"""A run with --minutes makes at least so many checkpoints."""
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
+"""The packages whose versions the weights file records."""
 
 
 class TrainProgress(Protocol):
-    """Shows the phases of a run, which calls a phase's NotedStep after every step."""
+    """Shows the phases of a run. A phase's NotedStep is called after every step."""
 
     def phase(self, name: str) -> NotedStep: ...
 
@@ -53,24 +54,28 @@ class TrainReport:
 
 
 def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for a user's errors. clock: of --minutes."""
+    """Train look-ahead weights. Raises PassError for a user's errors.
+
+    clock: measures the time of --minutes and of checkpoints.
+    """
     schedule = Schedule(config.steps, config.minutes, clock)
     check_output(config)
-    text = digest(read_sources(config.data))
+    data_hash = digest(read_sources(config.data))
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
     if accelerator.device.type == "cpu":
+        # The batch does not depend on the model, so settings are checked before it is loaded.
         config = replace(config, batch=config.batch or 1)
-        make_checkpoint(config, text, accelerator, clock).check()  # before the model is loaded
+        make_checkpoint(config, data_hash, accelerator, clock).check()
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
     config = replace(
         config, batch=config.batch or fitting_batch(config, loaded, accelerator.device)
     )
-    checkpoint = make_checkpoint(config, text, accelerator, clock)
+    checkpoint = make_checkpoint(config, data_hash, accelerator, clock)
     checkpoint.check()
     check_length(config.recipe.length, source.name, loaded)
-    # It may raise PassError, so it is made before hours of writing text.
+    # This may raise PassError, so it comes before hours of writing text.
     drafter = make_drafter(config, loaded)
     loaded.model.to(accelerator.device)
     make_output(config)
@@ -109,11 +114,11 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
 
 
 def make_checkpoint(
-    config: TrainConfig, text: str, accelerator: Accelerator, clock: Clock
+    config: TrainConfig, data_hash: str, accelerator: Accelerator, clock: Clock
 ) -> Checkpoint:
-    """Return the checkpoint of a run. text: the digest of its sources."""
+    """Return the checkpoint of a run. data_hash: the `digest` of its sources."""
     writer = text_writer_name(config, accelerator.device, accelerator.num_processes)
-    settings = config.resume_settings() | {"data_sha256": text, "write_with": writer}
+    settings = config.resume_settings() | {"data_sha256": data_hash, "write_with": writer}
     minutes = config.checkpoint_minutes
     if config.minutes is not None:
         minutes = min(minutes, config.minutes / CHECKPOINTS)
@@ -121,6 +126,7 @@ def make_checkpoint(
 
 
 def fitting_batch(config: TrainConfig, loaded: LoadedModel, device: torch.device) -> int:
+    """Return the default number of sequences per step for `device`."""
     return batch_size(
         device_bytes(device), loaded.geometry, int(loaded.model.config.intermediate_size), config
     )
@@ -129,7 +135,10 @@ def fitting_batch(config: TrainConfig, loaded: LoadedModel, device: torch.device
 def make_hooks(
     config: TrainConfig, data: TrainingText, progress: TrainProgress, measured: dict[int, Agreement]
 ) -> Hooks:
-    """Return hooks that show the progress. measured: gets the agreement after so many steps."""
+    """Return hooks that show the progress and measure held-out sequences.
+
+    measured: every measurement is put here, under the number of steps before it.
+    """
     phases: dict[str, NotedStep] = {}
 
     def show(phase: str, done: int, total: int, note: str = "") -> None:
@@ -141,13 +150,9 @@ def make_hooks(
         note = f"loss {loss:.3f}"
         if config.steps is not None:
             show("training", step, config.steps, note)
-        else:
-            show(
-                "training",
-                int(1000 * share),
-                1000,
-                f"step {step}, {note}, {len(data.sequences)} sequences",
-            )
+        else:  # The number of steps is not known, so the bar shows the share in thousandths.
+            note = f"step {step}, {note}, {len(data.sequences)} sequences"
+            show("training", int(1000 * share), 1000, note)
 
     def on_evaluate(drafter: Drafter, step: int) -> dict[str, Any]:
         measured[step] = measure(drafter, data.held_out, config.lookahead)
@@ -159,20 +164,19 @@ def make_hooks(
 
 
 def shown_stages(history: History) -> list[dict[str, Any]]:
+    """Return the stages as JSON for the weights file, without fields that are None."""
     return [{k: v for k, v in asdict(stage).items() if v is not None} for stage in history.stages]
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raise PassError if `output` has a run but `resume` is off, or weights without a
-    checkpoint."""
-    trained = (config.output / FILE_NAME).exists()
-    resumable = find_checkpoint(config.output / CHECKPOINT) is not None
-    if not config.resume and (trained or resumable):
+    """Raise PassError if `output` holds a run that is not to be resumed, or that cannot be."""
+    weights = config.output / FILE_NAME
+    has_checkpoint = find_checkpoint(config.output / CHECKPOINT) is not None
+    if not config.resume and (weights.exists() or has_checkpoint):
         raise PassError(
             f"{config.output} holds a training run; continue it with --resume, or give another -o"
         )
-    if config.resume and trained and not resumable:
-        weights = config.output / FILE_NAME
+    if config.resume and weights.exists() and not has_checkpoint:
         raise PassError(
             f"{config.output} has no checkpoint to resume from; use --start {weights}, and "
             "another -o"
@@ -188,16 +192,16 @@ def make_output(config: TrainConfig) -> None:
 
 def check_length(length: int, name: str, loaded: LoadedModel) -> None:
     """Raise PassError if sequences are longer than the model allows."""
-    longest = loaded.geometry.max_capacity
-    if length > longest:
+    max_length = loaded.geometry.max_capacity
+    if length > max_length:
         raise PassError(
-            f"--sequence-length must be at most {longest}, the longest sequence of {name}, not "
+            f"--sequence-length must be at most {max_length}, the longest sequence of {name}, not "
             f"{length}"
         )
 
 
 def make_accelerator(device: str) -> Accelerator:
-    """Return the accelerator for --device. auto: a GPU if there is one."""
+    """Return the accelerator for --device. `auto` takes a GPU if there is one."""
     if device not in ("auto", "cpu", "cuda"):
         raise PassError(f"--device must be auto, cpu or cuda, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -217,6 +221,7 @@ def make_record(
     processes: int,
     agreement: Agreement,
 ) -> TrainingRecord:
+    """Return what the weights file says of its training. settings: those of the run."""
     recipe = settings | {"data": [path.name for path in config.data], "processes": processes}
     return TrainingRecord(
         base=source.description,
@@ -234,5 +239,5 @@ def make_record(
 
 
 def is_main() -> bool:
-    """Return whether this is the one of torchrun's processes that writes to the terminal."""
+    """Return whether this is the one process of a run that writes to the terminal."""
     return os.environ.get("RANK", "0") == "0"

@@ -1,8 +1,8 @@
-"""Lets the model write prompts itself.
+"""Lets the model write the prompts that training text begins with, for `--data self`.
 
 A chat model gets the beginning of its chat template, up to the user's message, and continues with a
-message and an end token (Magpie, Xu et al. 2024, arXiv 2406.08464). For a base model the prompt is
-its start token alone.
+message and an end token (Magpie, Xu et al. 2024, arXiv 2406.08464). A base model gets no message:
+its prompt is its start token alone.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 TEMPERATURE, TOP_P = 1.0, 0.95
 MIN_MESSAGE_TOKENS, MAX_MESSAGE_TOKENS = 4, 96
-"""Fewest and most tokens of a user's message. Others (a third of SmolLM2's) are discarded."""
+"""The fewest and the most tokens of a user's message. Shorter and longer ones (a third of
+SmolLM2's) are discarded."""
 MAX_BATCHES = 12
-"""The most batches of messages that the model writes to get enough prompts."""
+"""The model writes at most so many batches of messages to get enough prompts."""
 MESSAGE_PLACEHOLDER = "pass-marks-the-users-turn"
-"""Stands for the user's message to find its beginning in the chat template."""
+"""A message that is put into the chat template to find where the user's message begins."""
 
 
 @dataclass(frozen=True)
 class SelfPrompts:
-    """Writes prompts of at most `max_tokens` token ids. The answer follows directly."""
+    """Writes prompts of at most `max_tokens` token ids, after which the model's answer follows."""
 
     tokenizer: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
@@ -38,26 +39,25 @@ class SelfPrompts:
     def write(self, count: int, rng: random.Random) -> list[list[int]]:
         """Return `count` prompts, which are distinct if the model has a chat template.
 
-        Raises PassError if it writes too few distinct messages of an allowed length that have an
-        end token.
+        Raises PassError if the model writes too few distinct messages that have an allowed length
+        and an end token.
         """
         if not self.tokenizer.chat_template:
             return [[self._start()]] * count
         opening, prompts = self._opening(), dict[tuple[int, ...], None]()
         for _ in range(MAX_BATCHES):
-            lines = self.writer.write(
+            texts = self.writer.write(
                 [opening] * count,
                 len(opening) + MAX_MESSAGE_TOKENS,
                 TEMPERATURE,
                 TOP_P,
                 rng.getrandbits(31),
             )
-            messages = [text for line in lines if (text := self._message(line[len(opening) :]))]
-            found = (
-                tuple(plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text)))
-                for text in messages
-            )
-            prompts |= dict.fromkeys(ids for ids in found if len(ids) <= self.max_tokens)
+            for text in texts:
+                if message := self._message(text[len(opening) :]):
+                    ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, message))
+                    if len(ids) <= self.max_tokens:
+                        prompts[tuple(ids)] = None
             if len(prompts) >= count:
                 return [list(ids) for ids in list(prompts)[:count]]
         raise PassError(
@@ -81,6 +81,7 @@ class SelfPrompts:
         return self.tokenizer.decode(written[:-1]).strip() or None
 
     def _start(self) -> int:
+        """Return the model's start token, or else an end token."""
         start = self.tokenizer.bos_token_id
         if start is None:
             start = next(iter(self.eos_token_ids), None)

@@ -1,9 +1,10 @@
-"""Where training text comes from while training goes on: from this process, or from one beside it.
+"""Supplies training text: this process writes it, or one beside it does. `--write-text` says which.
 
-- first: all text is written before the first step, as long as it has an end.
-- between: this process writes a shard more, between two steps, when every sequence was used once.
-- beside: another process writes from the start to the end; a GPU is shared better so, as both wait
-  for launches.
+- first: this process writes all text before the first step.
+- between: this process writes one more shard between two steps, whenever every sequence was used
+  once.
+- beside: another process writes text during the whole run. On a GPU this is faster: while one
+  process waits for the launch of its kernels, the other's run.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ from pass_trainer.distill import Distiller
 from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter
 
 POLL_SECONDS = 0.2
+"""The time between two looks for shards that another process writes."""
 Way = Literal["first", "between", "beside"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """One of the processes of a run, and where it computes."""
+class RunProcess:
+    """One of the `count` processes of a run, which torchrun starts: its index and its device."""
 
     device: str
-    process: int
-    processes: int
+    index: int
+    count: int
 
 
 class NoProgress:
@@ -54,13 +56,13 @@ class NoProgress:
 
 
 class TextSupply(Protocol):
-    """Shards of text. distiller, directory: for reading them."""
+    """Lets training wait for shards of text, which `distiller` then reads from `directory`."""
 
     distiller: Distiller
     directory: Path
 
-    def wait(self, shards: int, progress: Step | None = None) -> None:
-        """Return once the first `shards` shards exist."""
+    def wait(self, count: int, progress: Step | None = None) -> None:
+        """Return once the first `count` shards exist."""
         ...
 
     def check(self) -> None:
@@ -71,13 +73,14 @@ class TextSupply(Protocol):
 
 
 class WrittenHere:
-    """Text that this process writes when it is waited for; of several processes, its own part."""
+    """Text that this process writes when it waits for it. Of several processes, each writes its
+    share of the shards."""
 
     def __init__(self, distiller: Distiller, directory: Path, accelerator: Accelerator) -> None:
         self.distiller, self.directory, self._accelerator = distiller, directory, accelerator
 
-    def wait(self, shards: int, progress: Step | None = None) -> None:
-        own = range(self._accelerator.process_index, shards, self._accelerator.num_processes)
+    def wait(self, count: int, progress: Step | None = None) -> None:
+        own = range(self._accelerator.process_index, count, self._accelerator.num_processes)
         self.distiller.write_missing(self.directory, own, progress or NoProgress().phase(""))
         self._accelerator.wait_for_everyone()
 
@@ -89,31 +92,34 @@ class WrittenHere:
 
 
 class WrittenBeside:
-    """Text of another process, which ends with this one. is_late: called while this one waits."""
+    """Text that another process writes, which ends with this process.
+
+    check_deadline: is called again and again while this process waits, and may raise PassError.
+    """
 
     def __init__(
         self,
         distiller: Distiller,
         directory: Path,
         config: TrainConfig,
-        place: Place,
-        is_late: Callable[[], None],
+        run_process: RunProcess,
+        check_deadline: Callable[[], None],
     ) -> None:
-        self.distiller, self.directory, self._is_late = distiller, directory, is_late
+        self.distiller, self.directory, self._check_deadline = distiller, directory, check_deadline
         # A forked process could use neither the GPU nor torch's threads.
         context = multiprocessing.get_context("spawn")
         self._errors, errors = context.Pipe(duplex=False)
-        self._process = context.Process(target=write_beside, args=(config, place, errors))
+        self._process = context.Process(target=write_beside, args=(config, run_process, errors))
         self._process.start()
         errors.close()
 
-    def wait(self, shards: int, progress: Step | None = None) -> None:
-        while (found := count_shards(self.distiller, self.directory)) < shards:
+    def wait(self, count: int, progress: Step | None = None) -> None:
+        while (existing := count_shards(self.distiller, self.directory)) < count:
             self.check()
-            self._is_late()
+            self._check_deadline()
             time.sleep(POLL_SECONDS)
         if progress:
-            progress(found, found)
+            progress(existing, existing)
 
     def check(self) -> None:
         """Raise PassError if the process ended with an error."""
@@ -130,27 +136,29 @@ class WrittenBeside:
         self._process.join()
 
 
-def write_beside(config: TrainConfig, place: Place, errors: Connection) -> None:
-    """Write this place's shards, until all are there or the parent process ends."""
-    # Ctrl-C goes to the other process, which ends this one.
+def write_beside(config: TrainConfig, run_process: RunProcess, errors: Connection) -> None:
+    """Write the shards of `run_process`, in a process of its own, until all exist or its parent
+    ends. errors: gets the message of a PassError."""
+    # Ctrl-C also reaches the parent process, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        if torch.device(place.device).type == "cpu":  # The steps compute on the other cores.
+        if torch.device(run_process.device).type == "cpu":  # Training has the other half of cores.
             torch.set_num_threads(max(torch.get_num_threads() // 2, 1))
         loaded = load_model(resolve(config.model, config.revision), config.dtype)
-        loaded.model.to(place.device)
-        distiller, directory = make_distiller(config, loaded, place, NoProgress())
-        shard = place.process
+        loaded.model.to(run_process.device)
+        distiller, directory = make_distiller(config, loaded, run_process, NoProgress())
+        shard = run_process.index
         while distiller.shard_count is None or shard < distiller.shard_count:
             distiller.write_missing(directory, [shard], lambda _done, _total: None)
-            shard += place.processes
+            shard += run_process.count
     except PassError as error:
         errors.send(str(error))
         raise SystemExit(1) from None
 
 
 def _end_with_parent() -> None:
+    """End this process when the parent process has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -158,7 +166,7 @@ def _end_with_parent() -> None:
 
 
 def count_shards(distiller: Distiller, directory: Path) -> int:
-    """Return how many shards exist, from the first on without a gap."""
+    """Return the number of the first shard that does not exist, i.e. how many can be read."""
     count = 0
     while count != distiller.shard_count and distiller.exists(directory, count):
         count += 1
@@ -170,20 +178,25 @@ def make_supply(
     loaded: LoadedModel,
     accelerator: Accelerator,
     progress: Progress,
-    is_late: Callable[[], None],
+    check_deadline: Callable[[], None],
 ) -> TextSupply:
-    """Return the supply for `way_of(config)`. Raises PassError if no text gives prompts."""
-    place = Place(str(accelerator.device), accelerator.process_index, accelerator.num_processes)
-    distiller, directory = make_distiller(config, loaded, place, progress)
+    """Return the supply of a run. Raises PassError if a source of text gives no prompt.
+
+    check_deadline: see `WrittenBeside`.
+    """
+    run_process = RunProcess(
+        str(accelerator.device), accelerator.process_index, accelerator.num_processes
+    )
+    distiller, directory = make_distiller(config, loaded, run_process, progress)
     distiller.check()
     if way_of(config, accelerator.device) == "beside":
-        return WrittenBeside(distiller, directory, config, place, is_late)
+        return WrittenBeside(distiller, directory, config, run_process, check_deadline)
     return WrittenHere(distiller, directory, accelerator)
 
 
 def way_of(config: TrainConfig, device: torch.device) -> Way:
-    """Return when text is written. auto: beside training on a GPU. On a CPU, whose cores are all
-    busy in either case, first; between steps if the run has --minutes."""
+    """Return when text is written. By default, beside training on a GPU. On a CPU, where training
+    keeps all cores busy, first; or between steps if the run has --minutes."""
     if config.write_text != "auto":
         return config.write_text
     if device.type != "cpu":
@@ -192,13 +205,13 @@ def way_of(config: TrainConfig, device: torch.device) -> Way:
 
 
 def make_distiller(
-    config: TrainConfig, loaded: LoadedModel, place: Place, progress: Progress
+    config: TrainConfig, loaded: LoadedModel, run_process: RunProcess, progress: Progress
 ) -> tuple[Distiller, Path]:
     """Return the distiller of a run and the directory of its shards."""
     cache = cache_directory() / "distilled" / model_cache_key(loaded.model)
-    memory = device_bytes(torch.device(place.device))
+    memory = device_bytes(torch.device(run_process.device))
     distiller = Distiller(
-        _make_writer(config, loaded, cache, place, progress),
+        _make_writer(config, loaded, cache, run_process, progress),
         loaded.tokenizer,
         loaded.eos_token_ids,
         read_sources(config.data),
@@ -209,12 +222,14 @@ def make_distiller(
 
 
 def _make_writer(
-    config: TrainConfig, loaded: LoadedModel, cache: Path, place: Place, progress: Progress
+    config: TrainConfig,
+    loaded: LoadedModel,
+    cache: Path,
+    run_process: RunProcess,
+    progress: Progress,
 ) -> TextWriter:
-    if (
-        text_writer_name(config, torch.device(place.device), place.processes)
-        == TorchTextWriter.name
-    ):
+    name = text_writer_name(config, torch.device(run_process.device), run_process.count)
+    if name == TorchTextWriter.name:
         return TorchTextWriter(loaded.model, loaded.eos_token_ids)
     return BundleTextWriter(
         config.model, cache, config.recipe.length, progress, revision=config.revision
@@ -222,8 +237,8 @@ def _make_writer(
 
 
 def text_writer_name(config: TrainConfig, device: torch.device, processes: int) -> str:
-    """Return the writer's name. auto: the w8a8 bundle on a CPU; torch on a GPU or with several
-    processes, because each process would export the bundle."""
+    """Return the name of the text writer. By default, the w8a8 bundle on a CPU; torch on a GPU, and
+    with several processes, because each process would export the bundle."""
     if config.write_with != "auto":
         return config.write_with
     return (
@@ -232,6 +247,6 @@ def text_writer_name(config: TrainConfig, device: torch.device, processes: int) 
 
 
 def model_cache_key(model: torch.nn.Module) -> str:
-    """Return a hash of a sample of the model's weights. It names the model's text cache."""
+    """Return a hash of a sample of the model's weights, which names the model's text cache."""
     sample = model_fingerprint(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]

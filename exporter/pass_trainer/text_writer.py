@@ -1,8 +1,9 @@
-"""Writes training text with the frozen model in torch, or, 4 times as fast on a CPU, with its w8a8
-bundle.
+"""Writes training text with the frozen model in torch or, 4 times as fast on a CPU, with the
+model's w8a8 bundle.
 
-The bundle rounds (its perplexity is 1.04 times the model's), but this changes only the text that is
-trained on. The target distributions of look-ahead rows always come from the frozen model.
+The bundle's weights are rounded (its perplexity is 1.04 times the model's), but this changes only
+the text that is trained on. The distributions that look-ahead rows learn always come from the
+frozen model.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from pass_runtime.session import Session, load
 from pass_trainer.torch_generate import continue_prompts, until_end
 
 SLOTS = 32
-"""Sequences that a bundle writes at a time. 64 were slower on a 2-core CPU."""
+"""A bundle writes so many sequences at a time. 64 were slower on a 2-core CPU."""
 
 
 class TextWriter(Protocol):
-    """Continues prompts. name: for the cache, because writers' logits differ slightly."""
+    """Continues prompts. name: a part of the cache's key, as writers' logits differ slightly."""
 
     @property
     def name(self) -> str: ...
@@ -45,7 +46,8 @@ class TextWriter(Protocol):
         top_p: float,
         seed: int,
     ) -> list[list[int]]:
-        """Return each prompt with its continuation: `length` tokens, or fewer with an end token."""
+        """Return each prompt with its continuation, together `length` tokens, or fewer if they end
+        with an end token. top_p: at most 1, which keeps all tokens."""
         ...
 
 
@@ -66,26 +68,27 @@ class TorchTextWriter:
         seed: int,
     ) -> list[list[int]]:
         torch.manual_seed(seed)
-        # These override a generation_config.json, because drafts are verified against the model's
+        # These override the model's generation_config.json: drafts are verified against the model's
         # plain distribution.
         sampling = (
             {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         )
         sampling |= {"top_k": 0, "top_p": top_p}
         max_new_tokens = length - min(map(len, prompts))
-        lines = continue_prompts(
+        continuations = continue_prompts(
             self.model, prompts, max_new_tokens, self.eos_token_ids, **sampling
         )
         return [
-            [*prompt, *until_end(line[: length - len(prompt)], self.eos_token_ids)]
-            for line, prompt in zip(lines, prompts, strict=True)
+            [*prompt, *until_end(continuation[: length - len(prompt)], self.eos_token_ids)]
+            for continuation, prompt in zip(continuations, prompts, strict=True)
         ]
 
 
 class BundleTextWriter:
-    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time; max_tokens each.
+    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time.
 
-    The first call exports the bundle into `directory`/w8a8 if it is missing.
+    model, revision: what pass-export takes. The first call exports the bundle to `directory`/w8a8
+    if it is missing. max_tokens: the most tokens of a prompt and its continuation together.
     """
 
     name = "w8a8"
@@ -127,6 +130,7 @@ class BundleTextWriter:
 
     @cached_property
     def _session(self) -> Session:
+        """The session of the bundle, which is exported if it is missing."""
         if not (self._bundle / FILE_NAME).is_file():
             config = ExportConfig(
                 self._model,

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
-    """Return a user's message `text` in the chat template, up to where the answer follows."""
+    """Return the chat template with the user's message `text`, up to where the answer begins."""
     messages = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Tokenize without adding special tokens, which chat templates contain."""
+    """Return the token ids of `text` without added special tokens: chat templates contain them."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -28,10 +28,9 @@ def continue_prompts(
     eos_token_ids: Sequence[int],
     **sampling: Any,
 ) -> list[list[int]]:
-    """Return up to `tokens` new tokens for each prompt. sampling: arguments of `generate`.
+    """Return up to `tokens` new tokens for each prompt, padded to the same number for all prompts.
 
-    All rows of the batch have the same length, so a row may have padding after its end token;
-    `until_end` removes it.
+    `until_end` removes the padding. sampling: arguments of transformers' `generate`.
     """
     width = max(map(len, prompts))
     ids, mask = torch.zeros(2, len(prompts), width, dtype=torch.long)
@@ -44,17 +43,17 @@ def continue_prompts(
         max_new_tokens=tokens,
         eos_token_id=list(eos_token_ids) or None,
         pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
-        # a dynamic cache is copied at every step: 1.5 times the time on a CPU
+        # A dynamic cache is copied for every token, which takes a CPU 1.5 times as long.
         cache_implementation="static",
         disable_compile=True,
         repetition_penalty=1.0,  # overrides generation_config.json
         **sampling,
     )
-    lines: list[list[int]] = out[:, width:].tolist()
-    return lines
+    continuations: list[list[int]] = out[:, width:].tolist()
+    return continuations
 
 
 def until_end(tokens: list[int], eos_token_ids: Sequence[int]) -> list[int]:
     """Return the tokens up to and including the first end token, or all if there is none."""
-    at = next((i for i, token in enumerate(tokens) if token in eos_token_ids), len(tokens) - 1)
-    return tokens[: at + 1]
+    last = next((i for i, token in enumerate(tokens) if token in eos_token_ids), len(tokens) - 1)
+    return tokens[: last + 1]

@@ -1,8 +1,8 @@
-"""The training loop.
+"""Trains: the loop over steps, from the first one or a checkpoint to the end of the schedule.
 
 Random numbers depend only on the seed, the step and the row of the batch, so a resumed run gives
-the same weights. A GPU computes while the next steps are launched; it is waited for only at a
-*look*, about once a second.
+the same weights. The host launches a GPU's steps without waiting for them. Only at a *look*, about
+once a second, it waits for the losses, looks at the clock, and decides what follows.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ EMBEDDING_LR_RATIO = 10.0
 MAX_GRADIENT_NORM = 1.0
 ADAM_BETAS = (0.9, 0.98)
 LOOK_SECONDS = 1.0
+"""The time between two looks on a GPU. On a CPU there is a look after every step."""
 
 
 @dataclass(frozen=True)
 class Hooks:
     """Functions that the loop calls.
 
-    text(sequences done, all sequences): while the first text is written. step(steps done, share of
-    the run done, loss): at every look. evaluate(drafter, steps done): ten times in a run; it
-    measures held-out sequences.
+    text(sequences done, all sequences): is called while the first text is written.
+    step(steps done, share of the run done, loss): is called at every look.
+    evaluate(drafter, steps done): measures held-out sequences, about ten times in a run. Returns
+    the results as JSON.
     """
 
     text: Step
@@ -50,9 +52,10 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Look:
-    """What the first process decides for all until their next look, after `next_step` steps.
+    """What the first process decides at a look for all processes.
 
-    shards: of text that join now. save: whether a checkpoint is due.
+    next_step: the number of steps at the next look. shards: how many shards of text have joined by
+    now, see `TrainingText.wanted`. save: whether a checkpoint is due.
     """
 
     next_step: int
@@ -61,6 +64,7 @@ class Look:
 
 
 def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
+    """Return the optimizer, with a parameter group for each trained part."""
     groups: list[dict[str, Any]] = [{"params": [drafter.embeddings], "lr": lr * EMBEDDING_LR_RATIO}]
     groups += [
         {"params": list(part.parameters()), "lr": lr}
@@ -69,7 +73,7 @@ def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     ]
     for group in groups:
         group["base_lr"] = group["lr"]
-    # On a CPU the fused kernel rounds otherwise, so a seed would give other weights than before.
+    # On a CPU the fused kernel rounds otherwise: a seed would give other weights than so far.
     return torch.optim.AdamW(
         groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.embeddings.is_cuda
     )
@@ -84,7 +88,7 @@ def train(
     checkpoint: Checkpoint,
     schedule: Schedule,
 ) -> History:
-    """Train `drafter` in place to the end of `schedule`, from the last checkpoint if any."""
+    """Train `drafter` in place to the end of `schedule`, from the checkpoint if there is one."""
     optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     step, history = checkpoint.load()
@@ -102,13 +106,13 @@ def train(
         schedule.timed("saving", lambda: checkpoint.save(step, history))
 
     if schedule.by_clock and not history.evaluations:
-        evaluate()  # tells how much time to keep for the last one
+        evaluate()  # This measures how much time to keep for the last evaluation.
     pace = Pace(accelerator, schedule, step)
-    seen, losses = pace.look(step, text, checkpoint), list[torch.Tensor]()
+    look, losses = pace.look(step, text, checkpoint), list[torch.Tensor]()
     if step == 0:
         schedule.check_text_in_time()
     while not schedule.is_over(step):
-        text.join(step, seen.shards)
+        text.join(step, look.shards)
         share = schedule.share(step)
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * learning_rate_factor(
@@ -122,15 +126,15 @@ def train(
         optimizer.step()
         losses.append(accelerator.reduce(loss.detach(), "mean"))
         step += 1
-        measured = schedule.is_measured_at(step)
-        if step < seen.next_step and not measured and not schedule.is_over(step):
+        is_measured = schedule.is_measured_at(step)
+        if step < look.next_step and not is_measured and not schedule.is_over(step):
             continue
         record_losses(losses, step, history, schedule, hooks)
         schedule.end_steps()
-        if measured:
+        if is_measured:
             evaluate()
-        seen = pace.look(step, text, checkpoint)
-        if seen.save and not schedule.is_over(step):
+        look = pace.look(step, text, checkpoint)
+        if look.save and not schedule.is_over(step):
             save()
     if not history.evaluations or history.evaluations[-1]["step"] != step:
         evaluate()
@@ -139,23 +143,22 @@ def train(
 
 
 class Pace:
-    """Lets all processes of a run look at the clock every LOOK_SECONDS, on a CPU after each
-    step."""
+    """Decides when the processes of a run look at the clock: all at the same steps."""
 
     def __init__(self, accelerator: Accelerator, schedule: Schedule, step: int) -> None:
         self._accelerator, self._schedule = accelerator, schedule
         self._first = step, schedule.now()
 
     def look(self, step: int, text: TrainingText, checkpoint: Checkpoint) -> Look:
-        """Update `schedule` to now, and return what holds until the next look."""
+        """Give `schedule` the first process's times, and return that process's decisions."""
         times = self._schedule.times()
-        (first, began), ahead = self._first, 1
-        if self._accelerator.device.type != "cpu" and step > first:
-            ahead = max(int(LOOK_SECONDS * (step - first) / max(times.now - began, 1e-9)), 1)
-        shards = (
-            text.wanted() if self._accelerator.is_main_process and self._schedule.by_clock else 0
-        )
-        values = [*astuple(times), step + ahead, shards, checkpoint.is_due()]
+        (first_step, start), steps_ahead = self._first, 1
+        if self._accelerator.device.type != "cpu" and step > first_step:
+            steps_per_second = (step - first_step) / max(times.now - start, 1e-9)
+            steps_ahead = max(int(LOOK_SECONDS * steps_per_second), 1)
+        is_deciding = self._accelerator.is_main_process and self._schedule.by_clock
+        shards = text.wanted() if is_deciding else 0
+        values = [*astuple(times), step + steps_ahead, shards, checkpoint.is_due()]
         if self._accelerator.num_processes > 1:
             values = broadcast_object_list(values)
         *seconds, next_step, shards, save = values
@@ -166,14 +169,16 @@ class Pace:
 def record_losses(
     losses: list[torch.Tensor], step: int, history: History, schedule: Schedule, hooks: Hooks
 ) -> None:
-    """Move `losses` of the last steps from the device to the history, and report the last one."""
+    """Move `losses` of the last steps from the device to the history, and report the last one.
+
+    Raises PassError if a loss is not finite.
+    """
     values = torch.stack(losses).tolist()
     losses.clear()
-    for ago, loss in enumerate(reversed(values)):
+    for loss_step, loss in enumerate(values, step - len(values)):
         if not math.isfinite(loss):
             raise PassError(
-                f"the loss is not finite at step {step - 1 - ago}; use a smaller --lr, or "
-                "--dtype fp32"
+                f"the loss is not finite at step {loss_step}; use a smaller --lr, or --dtype fp32"
             )
     history.loss += values
     hooks.step(step, schedule.share(step), values[-1])
@@ -181,28 +186,30 @@ def record_losses(
 
 def clip_gradients(groups: list[dict[str, Any]]) -> None:
     """Scale each group's gradients to a norm of at most MAX_GRADIENT_NORM, with few kernels."""
-    owners = [
-        (owner, p.grad)
-        for owner, group in enumerate(groups)
-        for p in group["params"]
-        if p.grad is not None
-    ]
-    gradients = [gradient for _, gradient in owners]
+    gradients: list[torch.Tensor] = []
+    owners: list[int] = []  # the index of each gradient's group
+    for index, group in enumerate(groups):
+        new = [p.grad for p in group["params"] if p.grad is not None]
+        gradients += new
+        owners += [index] * len(new)
     squares = torch.stack(torch._foreach_norm(gradients)).square()
-    of_group = on_device(torch.tensor([owner for owner, _ in owners]), squares.device)
-    norms = squares.new_zeros(len(groups)).index_add(0, of_group, squares).sqrt()
+    group_index = on_device(torch.tensor(owners), squares.device)
+    norms = squares.new_zeros(len(groups)).index_add(0, group_index, squares).sqrt()
     factors = (MAX_GRADIENT_NORM / (norms + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, list(factors[of_group].unbind()))
+    torch._foreach_mul_(gradients, list(factors[group_index].unbind()))
 
 
 def make_batch(
     config: TrainConfig, data: Sequences, dealt: list[int], step: int, accelerator: Accelerator
 ) -> tuple[torch.Tensor, Windows]:
-    """Return this process's part of a step's sequences, [batch,N] int64, and their windows."""
+    """Return this process's part of a step's sequences, [batch,N] int64, and their windows.
+
+    dealt: the indices of the step's sequences, those of all processes.
+    """
     batch = config.sequences_per_process
     first = accelerator.process_index * batch
     chosen, groups = dealt[first : first + batch], []
-    for row, index in enumerate(chosen, first):  # rows of the batch of all processes
+    for row, index in enumerate(chosen, first):  # `row` counts the sequences of all processes.
         rng = np.random.default_rng((config.seed, step, row))
         prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
         groups.append(

@@ -1,4 +1,4 @@
-"""The sequences of steps, which grow while text is written. The first ones are held out."""
+"""Holds the sequences of a training run, which grow in number while text is written."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pass_trainer.text_supply import TextSupply, Way, count_shards
 
 
 class TrainingText:
-    """Reads shards as they join, and deals their sequences.
+    """Reads shards as they join, and deals their sequences to steps. The first ones are held out.
 
-    With --steps, the step at which a shard joins depends on the settings alone, and is waited for:
-    the first half of the run takes all shards, one after another. With --minutes, a shard joins
-    once it is there.
+    With --steps, the step at which a shard joins depends on the settings alone: all shards join one
+    after another in the first half of the run, which waits for them. With --minutes, a shard joins
+    once it is written.
     """
 
     def __init__(
@@ -33,17 +33,18 @@ class TrainingText:
         processes: int,
     ) -> None:
         self._supply, self._way, self._schedule, self._processes = supply, way, schedule, processes
-        self._shards = 0
+        self._shard_count = 0
         self._held_out = held_out or self._default_held_out()
         self._all: Sequences | None = None
         self.deck = Deck(seed)
 
     def _default_held_out(self) -> int:
-        """Return a sixteenth, at most MAX_HELD_OUT; of endless text an eighth of a shard."""
-        end = self._supply.distiller.recipe.sequences
-        return min(
-            max(self._supply.distiller.shard // 8 if end is None else end // 16, 1), MAX_HELD_OUT
-        )
+        """Return a sixteenth of all sequences, or an eighth of a shard if their number is open; at
+        least 1 and at most MAX_HELD_OUT."""
+        distiller = self._supply.distiller
+        sequences = distiller.recipe.sequences
+        share = distiller.shard_size // 8 if sequences is None else sequences // 16
+        return min(max(share, 1), MAX_HELD_OUT)
 
     @property
     def held_out(self) -> Sequences:
@@ -55,33 +56,36 @@ class TrainingText:
         return self._all
 
     def begin(self, joins: Sequence[Sequence[int]], dealt: int, progress: Step) -> None:
-        """Read the first text, or all of a resumed run, and go on after `dealt` dealt indices."""
-        shard = self._supply.distiller.shard
+        """Read the first text, or all text that a resumed run had.
+
+        joins: `Deck.joins` of the resumed run. dealt: how many indices it had dealt.
+        """
         sequences = (joins[-1][1] if joins else 1) + self._held_out
-        self._read(
-            max(-(-sequences // shard), 0 if self._schedule.by_clock else self._due(0)), progress
-        )
+        shards = -(-sequences // self._supply.distiller.shard_size)
+        self._read(shards if self._schedule.by_clock else max(shards, self._due(0)), progress)
         self.deck.replay(joins, dealt)
         self._grow()
 
     def wanted(self) -> int:
-        """Return how many shards a run with --minutes has now. The first process decides.
+        """Return how many shards a run with --minutes should have read now.
 
-        They are those that exist; and one more for each process, if text is written between steps,
-        every sequence was used once, and there is time to write.
+        These are the shards that exist. There is one more for each process, if text is written
+        between steps, every sequence was used once, and there is time to write.
         """
         self._supply.check()
-        written = count_shards(self._supply.distiller, self._supply.directory)
-        if self._way == "between" and self.deck.was_dealt and self._schedule.has_room_to_read():
-            written = max(written, self._shards + self._processes)
+        shards = count_shards(self._supply.distiller, self._supply.directory)
+        if self._way == "between" and self.deck.was_dealt and self._schedule.has_time_to_read():
+            shards = max(shards, self._shard_count + self._processes)
         end = self._supply.distiller.shard_count
-        return written if end is None else min(written, end)
+        return shards if end is None else min(shards, end)
 
     def join(self, step: int, wanted: int) -> None:
-        """Let the shards join that are due at `step`. wanted: what the first process's `wanted`
-        returned."""
+        """Let the shards join that are due at `step`.
+
+        wanted: the result of the first process's `wanted`, so that all processes do the same.
+        """
         due = wanted if self._schedule.by_clock else self._due(step)
-        if due > self._shards:
+        if due > self._shard_count:
             self._read(due)
             self._grow()
 
@@ -90,26 +94,32 @@ class TrainingText:
         return [self._held_out + index for index in self.deck.deal(count)]
 
     def _due(self, step: int) -> int:
-        """Return the shards of a run with --steps at `step`."""
+        """Return how many shards a run with --steps has at `step`."""
         end = self._supply.distiller.shard_count
         assert end is not None
-        return (
-            end if self._way == "first" else min(1 + int(2 * self._schedule.share(step) * end), end)
-        )
+        if self._way == "first":
+            return end
+        return min(1 + int(2 * self._schedule.share(step) * end), end)
 
-    def _read(self, shards: int, progress: Step | None = None) -> None:
+    def _read(self, count: int, progress: Step | None = None) -> None:
+        """Read the shards below `count` that were not read, and wait for them if necessary."""
+
         def read() -> Sequences:
-            self._supply.wait(shards, progress)
-            return self._supply.distiller.read(self._supply.directory, range(self._shards, shards))
+            self._supply.wait(count, progress)
+            new_shards = range(self._shard_count, count)
+            return self._supply.distiller.read(self._supply.directory, new_shards)
 
         new = self._schedule.timed("reading", read)
         self._all = new if self._all is None else joined(self._all, new)
-        self._shards = shards
+        self._shard_count = count
 
     def _grow(self) -> None:
         self.deck.grow(len(self.sequences) - self._held_out)
 
 
 def joined(a: Sequences, b: Sequences) -> Sequences:
-    names = ("tokens", "prompt_lengths", "lengths")
-    return Sequences(*(torch.cat([getattr(a, name), getattr(b, name)]) for name in names))
+    return Sequences(
+        torch.cat([a.tokens, b.tokens]),
+        torch.cat([a.prompt_lengths, b.prompt_lengths]),
+        torch.cat([a.lengths, b.lengths]),
+    )

@@ -1,9 +1,10 @@
-"""Training windows: groups of look-ahead rows after many tokens (anchors) of a sequence.
+"""Makes training windows: groups of look-ahead rows after many tokens of a sequence, its anchors.
 
-The definition is a `pass_runtime.bundle.plan.Plan`, as for export and runtime: the sequence is laid
-out as one window, with its first token as the root and its other tokens as drafts. Group a follows
-token a. `make_windows` computes the same for a whole batch with tensor operations, because a plan
-for each sequence takes longer than a GPU's pass; a property test compares the two.
+As for export and runtime, a `pass_runtime.bundle.plan.Plan` defines what a row sees: the whole
+sequence is one window, with its first token as the root, its other tokens as drafts, and a group
+after each anchor. `make_windows` computes the same for a batch with tensor operations, because
+laying out a plan for each sequence would take longer than a GPU's pass. A property test compares
+the two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 Sizes = npt.NDArray[np.int64]
-"""[N]: the size of the group after each token of a sequence; 0 if it is no anchor."""
+"""The size [N] of the group after each token of a sequence; 0 after a token that is no anchor."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,11 @@ class Windows:
     """The look-ahead rows of B sequences of N tokens, padded to R rows.
 
     lookahead_index [B,R] int64: the index of a row's look-ahead embedding.
-    position [B,R] int64: the row's position. Its target is the model's distribution after the token
-    at this position. mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees.
-    rows [n] int64: the rows that are no padding, as indices into [B*R]. anchors [B] int64: the
-    groups of a sequence.
+    position [B,R] int64: the row's position. The row learns the model's distribution after the
+    token at this position.
+    mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees.
+    rows [n] int64: the rows that are no padding, as indices into [B*R].
+    anchors [B] int64: how many anchors a sequence has.
     """
 
     lookahead_index: torch.Tensor
@@ -40,33 +42,34 @@ class Windows:
 def sample_groups(
     rng: np.random.Generator, prompt: int, length: int, anchors: int, lookahead: int, decay: float
 ) -> Sizes:
-    """Return the sizes of the groups of a sequence of `length` tokens.
+    """Return random groups for training on a sequence of `length` tokens, of which the first
+    `prompt` are the prompt.
 
     Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows
-    with probability decay**i. So row i has the loss weight decay**i on average, without computing
-    all rows that have small weights.
-    prompt: the number of tokens of the prompt.
+    with probability decay**i. So row i has the loss weight decay**i on average, and rows with small
+    weights are seldom computed.
     """
-    groups = np.zeros(length, np.int64)
+    sizes = np.zeros(length, np.int64)
     chosen = rng.permutation(np.arange(max(prompt - 1, 0), length - 1))[:anchors]
-    sizes = np.minimum(rng.geometric(1 - decay, len(chosen)) if decay < 1 else lookahead, lookahead)
-    groups[chosen] = np.minimum(sizes, length - 1 - chosen)
-    return groups
+    drawn = np.minimum(rng.geometric(1 - decay, len(chosen)) if decay < 1 else lookahead, lookahead)
+    sizes[chosen] = np.minimum(drawn, length - 1 - chosen)
+    return sizes
 
 
 def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
-    """Return groups to measure: `lookahead` rows after every `stride`-th token that has room."""
-    groups = np.zeros(length, np.int64)
-    groups[max(prompt - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
-    return groups
+    """Return groups for measuring: `lookahead` rows after every `stride`-th token from the prompt's
+    last on, if the sequence of `length` tokens has room for them."""
+    sizes = np.zeros(length, np.int64)
+    sizes[max(prompt - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
+    return sizes
 
 
 def make_windows(
     groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu"
 ) -> Windows:
-    """Return the windows, on `device`, of sequences of `width` tokens. groups[b]: their sizes.
+    """Return the windows, on `device`, of sequences of `width` tokens with these groups.
 
-    Shapes follow from `groups`, which are on the host, so nothing waits for the device.
+    All shapes are computed on the host, so the host does not wait for the device.
     """
     padded = np.zeros((len(groups), width), np.int64)
     for b, sizes in enumerate(groups):
@@ -74,7 +77,7 @@ def make_windows(
     counts = padded.sum(1)
     batch, rows, valid_rows = len(groups), max(int(counts.max()), 1), int(counts.sum())
     size = on_device(torch.from_numpy(padded), device)
-    end = size.cumsum(1)
+    end = size.cumsum(1)  # the number of rows up to the end of each group
     row = torch.arange(rows, device=device).expand(batch, rows).contiguous()
     valid = row < end[:, -1:]
     anchor = torch.searchsorted(end, row, right=True).clamp_(max=width - 1)
@@ -88,9 +91,9 @@ def make_windows(
     sequence = torch.repeat_interleave(
         torch.arange(batch, device=device), count, output_size=valid_rows
     )
-    place = torch.arange(valid_rows, device=device) - (count.cumsum(0) - count)[sequence]
+    row_in_sequence = torch.arange(valid_rows, device=device) - (count.cumsum(0) - count)[sequence]
     mask = torch.cat([sees_tokens, sees_rows], -1)[:, None]
-    return Windows(index, position, mask, sequence * rows + place, (size > 0).sum(1))
+    return Windows(index, position, mask, sequence * rows + row_in_sequence, (size > 0).sum(1))
 
 
 def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:

@@ -187,14 +187,14 @@ def test_a_failure_of_the_writing_process_is_reported(config: TrainConfig, tmp_p
     """Its model is not there."""
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
-    from pass_trainer.text_supply import Place, WrittenBeside, make_distiller
+    from pass_trainer.text_supply import RunProcess, WrittenBeside, make_distiller
 
     config = replace(config, write_text="beside")
     loaded = load_model(resolve(config.model, None), "fp32")
-    place = Place("cpu", 0, 1)
-    distiller, directory = make_distiller(config, loaded, place, Silent())
+    alone = RunProcess("cpu", 0, 1)
+    distiller, directory = make_distiller(config, loaded, alone, Silent())
     supply = WrittenBeside(
-        distiller, directory, replace(config, model=str(tmp_path / "gone")), place, lambda: None
+        distiller, directory, replace(config, model=str(tmp_path / "gone")), alone, lambda: None
     )
     try:
         with pytest.raises(PassError, match=r"the process that writes text: .*gone") as failed:

@@ -129,31 +129,31 @@ def test_a_checkpoint_without_an_aim_resumes_with_the_aim_distribution(done: Tra
 
 @pytest.mark.usefixtures("writes_nothing")
 @pytest.mark.parametrize(
-    ("change", "flag"),
+    ("change", "error"),
     [
-        ({"sequences": 65}, r"sequences \(64\)"),
-        ({"length": 40}, r"sequence-length \(48\)"),
-        ({"prompt": (4, 9)}, r"prompt-tokens \(4 8\)"),
-        ({"temperatures": (0.5,)}, r"temperatures \(0.0 0.8 1.0\)"),
-        ({"chat": 0.5}, r"chat-share \(0.0\)"),
-        ({"rank": 5}, r"rank \(4\)"),
-        ({"steps": 1}, r"steps \(2; give at least as many\)"),
-        ({"lookahead": 2}, r"lookahead \(3\)"),
-        ({"lr": 1e-3}, r"lr \(0.002\)"),
-        ({"adapter_from": 1}, r"adapter-from \(0\)"),
-        ({"seed": 1}, r"seed \(0\)"),
-        ({"aim": "acceptance"}, r"aim \(distribution\)"),
-        ({"write_with": "w8a8"}, r"write-with \(torch\)"),
+        ({"sequences": 65}, r"sequences \(64, not 65\); give the same options"),
+        ({"length": 40}, r"sequence-length \(48, not 40\); give the same options"),
+        ({"prompt": (4, 9)}, r"prompt-tokens \(4 8, not 4 9\); give the same options"),
+        ({"temperatures": (0.5,)}, r"temperatures \(0.0 0.8 1.0, not 0.5\); give the same options"),
+        ({"chat": 0.5}, r"chat-share \(0.0, not 0.5\); give the same options"),
+        ({"rank": 5}, r"rank \(4, not 5\); give the same options"),
+        ({"steps": 1}, r"steps \(2, not 1\); give at least as many"),
+        ({"lookahead": 2}, r"lookahead \(3, not 2\); give the same options"),
+        ({"lr": 1e-3}, r"lr \(0.002, not 0.001\); give the same options"),
+        ({"adapter_from": 1}, r"adapter-from \(0, not 1\); give the same options"),
+        ({"seed": 1}, r"seed \(0, not 1\); give the same options"),
+        ({"aim": "acceptance"}, r"aim \(distribution, not acceptance\); give the same options"),
+        ({"write_with": "w8a8"}, r"write-with \(torch, not w8a8\); give the same options"),
     ],
     ids=str,
 )
 def test_a_run_does_not_resume_with_other_settings(
-    done: TrainConfig, change: dict[str, Any], flag: str
+    done: TrainConfig, change: dict[str, Any], error: str
 ):
     if change.keys() <= vars(done.recipe).keys() - {"seed"}:
         change = {"recipe": replace(done.recipe, **change)}
     with pytest.raises(
-        PassError, match=f"checkpoint was made with another --{flag}; give the same options"
+        PassError, match=f"checkpoint was made with another --{error}, or another -o"
     ):
         run(replace(done, resume=True, **change), Silent())
 

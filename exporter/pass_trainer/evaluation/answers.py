@@ -1,7 +1,7 @@
-"""Answers prompts with the frozen model and the runtime's noise, and keeps answers on disk.
+"""Answers prompts with the frozen model and the runtime's noise, and keeps the answers on disk.
 
-The answers do not depend on look-ahead weights, so several weights files are measured on the same
-ones.
+Answers do not depend on look-ahead weights, so all weights files of a model are measured on the
+same answers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pass_runtime.measuring.real_use import Prompt
 from pass_trainer.torch_generate import chat_prompt, continue_prompts, plain_ids, until_end
 
 BATCH_PROMPTS = 40
-"""Prompts that are continued together."""
+"""So many prompts are continued together."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens of a prompt and of its answer, including the end token if there is one."""
+    """The token ids of a prompt and of its answer, with the end token if there is one."""
 
     prompt: list[int]
     tokens: list[int]
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class SeededPrompt:
-    """A prompt's tokens, and the sampling parameters of its answer, including the seed."""
+    """A prompt's token ids, and how its answer is sampled, which includes the seed."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -52,7 +52,10 @@ class SeededPrompt:
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `max_tokens` tokens. identity: names model and dtype."""
+    """Answers prompts with up to `max_tokens` tokens.
+
+    identity: a name of the model and its dtype, for the cache.
+    """
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
@@ -60,7 +63,7 @@ class AnswerWriter:
     identity: str
 
     def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt. Those in `cache` are not made again."""
+        """Return an answer for each prompt, from the directory `cache` if it has them."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
         key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -68,10 +71,10 @@ class AnswerWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(self._write(prompts, progress)))
         try:
-            written = json.loads(path.read_text(encoding="utf-8"))
+            answers = json.loads(path.read_text(encoding="utf-8"))
             return [
                 Answer(p.prompt, [int(t) for t in tokens])
-                for p, tokens in zip(prompts, written, strict=True)
+                for p, tokens in zip(prompts, answers, strict=True)
             ]
         except (OSError, ValueError, TypeError) as error:
             raise PassError(
@@ -79,19 +82,20 @@ class AnswerWriter:
             ) from None
 
     def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
+        """Return the answers' tokens. Prompts of similar lengths share a batch: less padding."""
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
-        written: dict[int, list[int]] = {}
+        answers: dict[int, list[int]] = {}
         for first in range(0, len(prompts), BATCH_PROMPTS):
             batch = by_length[first : first + BATCH_PROMPTS]
-            written |= zip(batch, self._continue([prompts[i] for i in batch]), strict=True)
-            progress(len(written), len(prompts))
-        return [written[i] for i in range(len(prompts))]
+            answers |= zip(batch, self._continue([prompts[i] for i in batch]), strict=True)
+            progress(len(answers), len(prompts))
+        return [answers[i] for i in range(len(prompts))]
 
     def _continue(self, prompts: Sequence[SeededPrompt]) -> list[list[int]]:
         ids = [p.prompt for p in prompts]
-        # Greedy search takes their argmax.
+        # Greedy search takes the argmax of the scores.
         scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])
-        lines = continue_prompts(
+        continuations = continue_prompts(
             self.model,
             ids,
             self.max_tokens,
@@ -99,18 +103,21 @@ class AnswerWriter:
             do_sample=False,
             logits_processor=scores,
         )
-        return [until_end(line, self.eos_token_ids) for line in lines]
+        return [until_end(tokens, self.eos_token_ids) for tokens in continuations]
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Maps logits to the scores of Gumbel-max sampling. Their argmax is the sample."""
+    """Maps logits to the scores of Gumbel-max sampling, whose argmax is the sampled token.
+
+    width: the number of tokens of the longest prompt, to which the others are padded.
+    """
 
     def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
         self._sampling = [p.sampling for p in prompts]
         self._padding = [width - len(p.prompt) for p in prompts]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Map ids [B,N], padded on the left, and logits [B,V] to scores [B,V]."""
+        """Return the scores [B,V] of logits [B,V] after ids [B,N], which are padded on the left."""
         if all(sampling.temperature == 0 for sampling in self._sampling):
             return scores
         logits, length = scores.float().cpu().numpy(), input_ids.shape[1]
@@ -124,7 +131,7 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """Return the tokens of a prompt. A message gets the chat template, if any."""
+    """Return a prompt's token ids. A message is put into the chat template, if there is one."""
     if not prompt.is_message or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
     return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

@@ -1,11 +1,15 @@
-"""Counts accepted drafts, and the passes that a runtime would need. Counts can be added."""
+"""Counts drafts that would be accepted, and the passes that a runtime would need for a text.
+
+Nothing is decoded: drafts were made after every token of a text that the model wrote, the anchors,
+and are compared with what follows there. A right draft is one that equals the text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 import numpy as np
@@ -24,12 +28,12 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Counts over the anchors of texts, after which drafts were made.
+    """Counts over the anchors of texts. They can be added.
 
-    tried[j]: the number of anchors for which all drafts before j were right and the text is long
+    tried[j]: the number of anchors after which all drafts before j were right and the text is long
     enough for draft j.
-    right[j]: the number of these anchors for which draft j was right, too.
-    two_pass, fused: the passes that a runtime needs for these texts with either plan.
+    right[j]: the number of these anchors after which draft j was right, too.
+    two_pass, fused: the passes that a runtime needs for the texts in these modes.
     """
 
     tried: tuple[int, ...]
@@ -38,11 +42,12 @@ class DraftCounts:
     fused: PassCounts
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
-        tried, right = (
-            tuple(a + b for a, b in zip(ours, theirs, strict=True))
-            for ours, theirs in ((self.tried, other.tried), (self.right, other.right))
+        return DraftCounts(
+            tuple(map(add, self.tried, other.tried)),
+            tuple(map(add, self.right, other.right)),
+            self.two_pass + other.two_pass,
+            self.fused + other.fused,
         )
-        return DraftCounts(tried, right, self.two_pass + other.two_pass, self.fused + other.fused)
 
     @classmethod
     def zero(cls, lookahead: int) -> DraftCounts:
@@ -50,13 +55,12 @@ class DraftCounts:
 
     @property
     def places(self) -> int:
-        """The number of anchors."""
+        """The number of anchors, which tables call places."""
         return self.tried[0]
 
     @property
     def conditional(self) -> list[float]:
-        """Conditional acceptance [L]: the rate at which draft j is right if the drafts before
-        are."""
+        """Conditional acceptance [L]: how often draft j is right if all drafts before it are."""
         return [
             right / tried if tried else 0.0
             for right, tried in zip(self.right, self.tried, strict=True)
@@ -64,12 +68,12 @@ class DraftCounts:
 
     @property
     def cumulative(self) -> list[float]:
-        """Cumulative acceptance [L]: the rate at which drafts 1..j are all right."""
+        """Cumulative acceptance [L]: how often drafts 1..j are all right."""
         return list(accumulate(self.conditional, mul))
 
     @property
     def accepted(self) -> float:
-        """The mean number of accepted drafts."""
+        """The mean number of accepted drafts per anchor."""
         return sum(self.cumulative)
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The counts outside of loops and in loops. In a loop the text repeats itself."""
+    """The counts outside of loops and in loops, where a text repeats itself."""
 
     outside_loops: DraftCounts
     in_loops: DraftCounts
@@ -109,21 +113,22 @@ Report = dict[str, dict[str, SplitCounts]]
 
 
 def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
-    """Count the drafts of one answer within its first `tokens` tokens.
+    """Count the drafts of the answer `written` within its first `tokens` tokens.
 
-    drafts [places,L]: row k has the drafts for written[k + 1:], made when written[k] was known.
+    drafts [anchors,L]: row k has the drafts for written[k + 1:], which a pass makes that ends with
+    written[k].
     """
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
+    before_loop, in_loop = split_at_loop(written, tokens)
     return SplitCounts(
-        *(
-            _count(rows, drafts.shape[1], written, indices)
-            for indices in split_at_loop(written, tokens)
-        )
+        _count(rows, drafts.shape[1], written, before_loop),
+        _count(rows, drafts.shape[1], written, in_loop),
     )
 
 
 def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """Return for each draft whether it is right, to the first wrong one or the text's end."""
+    """Return whether each draft equals its token of `text`, up to the first wrong draft or the end
+    of the text."""
     right = []
     for draft, token in zip(drafts, text, strict=False):
         right.append(draft == token)
@@ -135,7 +140,10 @@ def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
 def _count(
     rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range
 ) -> DraftCounts:
-    """Count drafts of row k if k + 1 is in `indices`, and passes there. rows: by `right_in_row`."""
+    """Count the drafts for written[k + 1] on if k + 1 is in `indices`, and the passes there.
+
+    rows[k]: the result of `right_in_row` for these drafts.
+    """
     tried, right = [0] * lookahead, [0] * lookahead
     for k, row in enumerate(rows):
         if k + 1 in indices:
@@ -143,10 +151,8 @@ def _count(
                 tried[j] += 1
                 right[j] += is_right
     accepted = [sum(row) for row in rows]
-    two_pass, fused = (
-        count_passes(sizes(accepted, len(written)), indices)
-        for sizes in (two_pass_sizes, fused_sizes)
-    )
+    two_pass = count_passes(two_pass_sizes(accepted, len(written)), indices)
+    fused = count_passes(fused_sizes(accepted, len(written)), indices)
     return DraftCounts(tuple(tried), tuple(right), two_pass, fused)
 
 
@@ -154,8 +160,7 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
     """Yield how many tokens each pass of fused decoding writes, for a text of `length` tokens.
 
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
-    accepted[k]: the number of right drafts that follow token k, which were made when token k was
-    the newest.
+    accepted[k]: how many drafts are right of those that a pass makes that ends with token k.
     """
     yield 1
     begin = 1
@@ -166,8 +171,10 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 
 
 def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield the same for two-pass decoding: a pass that drafts and emits one token alternates with
-    a pass that verifies the drafts."""
+    """Yield how many tokens each pass of two-pass decoding writes. Arguments as in `fused_sizes`.
+
+    A pass that writes one token and drafts alternates with a pass that verifies the drafts.
+    """
     begin = 0
     while begin < length:
         yield 1
@@ -186,9 +193,8 @@ def by_kind(
     for kind in (*KINDS, ALL_KINDS):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]
         if chosen:
-            sums[kind] = sum(
-                chosen, SplitCounts(DraftCounts.zero(lookahead), DraftCounts.zero(lookahead))
-            )
+            zero = DraftCounts.zero(lookahead)
+            sums[kind] = sum(chosen, SplitCounts(zero, zero))
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Computes the drafts of look-ahead rows, sampled with the noise of their positions."""
+"""Computes drafts after every token of a text, sampled as the runtime samples them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Ids = npt.NDArray[np.int64]
 Sample = Callable[[npt.NDArray[np.float32], Ids], Ids]
 """(logits [N,V], positions [N] of the sampled tokens) -> tokens [N]."""
 SKIPPED_DRAFT = -1
-"""The value in place of a draft that was not computed because a draft before it is wrong."""
+"""Stands for a draft that was not computed because a draft before it is wrong."""
 PADDING_TOKEN = -2
-"""The value of tokens beyond the text. No draft equals it."""
+"""Stands for tokens after the end of the text. No draft equals it."""
 
 
 @torch.no_grad()
@@ -30,26 +30,27 @@ def drafts_of(
     *,
     stop_at_wrong: bool = False,
 ) -> Ids:
-    """Return drafts [anchors, lookahead]. Those of anchor a are for the tokens a + 2, a + 3, ...,
-    given tokens[:a + 2].
+    """Return the drafts [anchors, lookahead] in a text.
 
-    With a head, a draft depends on the drafts before it, as in the runtime.
+    The drafts of anchor a are for tokens a + 2, a + 3, ...: token a + 1 is the one that the pass
+    with root a writes itself. With a head, a draft depends on the drafts before it, as in the
+    runtime.
 
-    stop_at_wrong: do not compute drafts after a wrong one, which are never accepted; they are
-    SKIPPED_DRAFT. This saves time, because most drafts follow a wrong one.
+    stop_at_wrong: whether drafts after a wrong draft, which are never accepted, are SKIPPED_DRAFT.
+    This saves time, because most drafts follow a wrong one.
     """
     if not anchors:
         return np.zeros((0, lookahead), np.int64)
     hidden, positions = group_states(drafter, tokens, anchors, lookahead)
     drafts = np.full((len(anchors), lookahead), SKIPPED_DRAFT, np.int64)
     text = np.array([*tokens, *[PADDING_TOKEN] * (lookahead + 1)])
-    active = np.arange(len(anchors))
-    for step in range(lookahead):
-        before = np.concatenate([text[positions[active, :1] - 1], drafts[active, :step]], 1)
-        logits = last_logits(drafter, hidden[active, : step + 1], torch.from_numpy(before))
-        drafts[active, step] = sample(logits.cpu().numpy(), positions[active, step])
+    active = np.arange(len(anchors))  # the rows of `drafts` that get another draft
+    for j in range(lookahead):
+        before = np.concatenate([text[positions[active, :1] - 1], drafts[active, :j]], 1)
+        logits = last_logits(drafter, hidden[active, : j + 1], torch.from_numpy(before))
+        drafts[active, j] = sample(logits.cpu().numpy(), positions[active, j])
         if stop_at_wrong:
-            active = active[drafts[active, step] == text[positions[active, step]]]
+            active = active[drafts[active, j] == text[positions[active, j]]]
         if not len(active):
             break
     return drafts
@@ -58,24 +59,26 @@ def drafts_of(
 def group_states(
     drafter: Drafter, tokens: list[int], anchors: range, lookahead: int
 ) -> tuple[torch.Tensor, Ids]:
-    """Return the hidden states [anchors,L,H] of look-ahead rows, and their drafts' positions."""
-    known = torch.tensor(tokens[: anchors[-1] + 2])
-    # A row sees only its anchor and the tokens before it, so no row sees the padding.
-    row = torch.nn.functional.pad(known, (0, max(0, anchors[-1] + lookahead + 1 - len(known))))
+    """Return the hidden states [anchors,L,H] of look-ahead rows, and the positions [anchors,L] of
+    their drafts."""
+    used = torch.tensor(tokens[: anchors[-1] + 2])
+    # `full_groups` wants room for all drafts. No row sees this padding: a row sees its anchor and
+    # the tokens before.
+    padded = torch.nn.functional.pad(used, (0, max(0, anchors[-1] + lookahead + 1 - len(used))))
     groups = full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)
     device = drafter.embeddings.device
-    windows = make_windows([groups], len(row), device)
-    hidden, _ = drafter.hidden_states(row[None].to(device), windows)
+    windows = make_windows([groups], len(padded), device)
+    hidden, _ = drafter.hidden_states(padded[None].to(device), windows)
     shape = (len(anchors), lookahead)
     return hidden.view(*shape, -1), windows.position.view(shape).cpu().numpy() + 1
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the logits [P,V] float32 of the last of j drafts in P groups. With a head, they are
-    -inf for all tokens but its candidates.
+    """Return the logits [P,V] float32 of draft j in P groups, the last of their first j drafts.
 
-    hidden [P,j,H]: the states of the groups' first j rows. before [P,j] int64: the tokens before
-    these rows' drafts.
+    With a head, tokens that are no candidates have -inf.
+    hidden [P,j,H]: the hidden states of the groups' first j rows. before [P,j] int64: the token
+    before the draft of each row.
     """
     if drafter.head is None:
         return drafter.logits(hidden[:, -1]).float()

@@ -1,4 +1,4 @@
-"""`pass-train evaluate`: counts right drafts after every token of the model's answers."""
+"""`pass-train evaluate`: lets the model answer prompts, and counts right drafts in the answers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from pass_trainer.run import TrainProgress, make_accelerator
 from pass_trainer.text_supply import model_cache_key
 
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""Prompts of every kind in `real_use.KINDS`, most of them users' messages."""
+"""The default prompts, of every kind in `real_use.KINDS`, most of them users' messages."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Options of an evaluation. Raises PassError if one is out of range.
 
-    model, revision: as for pass-export. weights: a file that pass-train wrote, or None for the
-    untrained baseline.
+    model, revision: what pass-export takes.
+    weights: a file that pass-train wrote; None for the untrained baseline.
     prompts, kinds, each: see `real_use.read_prompt_set`.
-    tokens: the number of measured tokens of an answer. temperatures: each is measured. top_k: of
-    sampled answers.
-    lookahead: drafts per anchor, at most the file's number of look-ahead rows.
+    tokens: how many tokens of an answer are measured.
+    temperatures: all prompts are answered at each of these.
+    top_k: the top-k of answers that are sampled.
+    lookahead: how many drafts are made after a token; at most the embeddings that `weights` has.
     """
 
     model: str
@@ -84,21 +85,20 @@ class AnsweredPrompt:
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """Return the anchors for the answer's first `tokens` tokens, as indices into the tokens of
-        prompt and answer together.
+        """Return the anchors whose drafts are for the answer's first `tokens` tokens, as indices
+        into the tokens of prompt and answer together.
 
-        The first anchor is the prompt's last token. Anchor a has drafts for tokens a + 2, ...,
-        given those up to a + 1.
+        The first anchor is the prompt's last token. See `drafts_of`.
         """
         first = len(self.answer.prompt) - 1
         return range(first, first + min(tokens, len(self.answer.tokens)) - 1)
 
 
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
-    """Return the counts by temperature and kind of prompt."""
-    drafter, texts_at = answer_all(config, progress)
+    """Return the counts by temperature and kind of prompt. Raises PassError for a user's errors."""
+    drafter, texts_by_temperature = answer_all(config, progress)
     report = {}
-    for temperature, texts in texts_at.items():
+    for temperature, texts in texts_by_temperature.items():
         step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
         for text in texts:
             counts.append(_measure(config, drafter, text))
@@ -151,18 +151,17 @@ def answer_all(
 def _answer_by_kind(
     writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
 ) -> list[Answer]:
-    """Answer the prompts kind by kind, so that each kind has its own cache."""
-    written: dict[int, Answer] = {}
+    """Answer the prompts kind by kind, so that the answers to each kind have a cached file."""
+    answers: dict[int, Answer] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
-        before = len(written)
 
-        def report(done: int, _of_kind: int, before: int = before) -> None:
-            progress(before + done, len(prompts))
+        def report(done: int, _of_kind: int, earlier: int = len(answers)) -> None:
+            progress(earlier + done, len(prompts))
 
-        answers = writer.answers(cache_directory(), [seeded[i] for i in chosen], report)
-        written |= zip(chosen, answers, strict=True)
-    return [written[i] for i in range(len(prompts))]
+        new = writer.answers(cache_directory(), [seeded[i] for i in chosen], report)
+        answers |= zip(chosen, new, strict=True)
+    return [answers[i] for i in range(len(prompts))]
 
 
 def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> SplitCounts:
@@ -183,12 +182,13 @@ def _check_lengths(
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
 ) -> None:
-    most = max(loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens, 0)
+    """Raise PassError if a prompt is empty, or too long for an answer to follow."""
+    max_length = max(loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens, 0)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
             raise PassError(f"the prompt {prompt.id} has no tokens")
-        if len(ids) > most:
+        if len(ids) > max_length:
             raise PassError(
-                f"the prompt {prompt.id} has {len(ids)} tokens, and at most {most} leave room for "
-                f"{config.tokens} tokens of an answer; shorten it, or give fewer --tokens"
+                f"the prompt {prompt.id} has {len(ids)} tokens, and at most {max_length} leave "
+                f"room for {config.tokens} tokens of an answer; shorten it, or give fewer --tokens"
             )

@@ -13,7 +13,7 @@ from pass_trainer.evaluation.table import markdown
 from pass_trainer.report import CARD_FILE, replace_section
 
 GREEDY_TEMPERATURE, SAMPLED_TEMPERATURE = 0.0, 0.8
-"""The temperatures for which a weights file records acceptance."""
+"""A weights file records the acceptance at these two temperatures."""
 
 
 def check_recordable(config: EvaluateConfig) -> None:
@@ -38,8 +38,8 @@ def check_recordable(config: EvaluateConfig) -> None:
 
 
 def write_results(config: EvaluateConfig, report: dict[str, Any]) -> None:
-    """Write the cumulative acceptance of all prompts, without loops in answers, into the weights
-    file, and the table into the model card."""
+    """Write the cumulative acceptance outside of loops, over all prompts, into the weights file,
+    and the table into the model card, if it has a section for it."""
     assert config.weights is not None
     greedy, sampled = (
         report["temperatures"][f"{t:g}"][ALL_KINDS]["chain"]
@@ -47,9 +47,7 @@ def write_results(config: EvaluateConfig, report: dict[str, Any]) -> None:
     )
     record_acceptance(config.weights, tuple(greedy), tuple(sampled))
     card = config.weights.with_name(CARD_FILE)
-    if (
-        card.is_file()
-        and (text := replace_section(read_text(card), "acceptance", markdown({"": report})))
-        is not None
-    ):
-        write_whole(card, text)
+    if card.is_file():
+        text = replace_section(read_text(card), "acceptance", markdown({"": report}))
+        if text is not None:
+            write_whole(card, text)

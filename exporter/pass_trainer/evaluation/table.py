@@ -1,4 +1,4 @@
-"""Formats the report of `pass-train evaluate` as a table, for terminals and model cards."""
+"""Formats the results of `pass-train evaluate` as a table, for terminals and model cards."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ repeats itself, are in the last two columns only."""
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a table row, as in HEADINGS, for every temperature and kind of prompts. report: what
-    `--json` writes."""
+    """Return a table row with the columns HEADINGS for every temperature and kind of prompts.
+
+    report: what `--json` writes.
+    """
     return [
         [
             decoding_label(temperature, report["top_k"]),
             kind,
-            str(found["places"]),
-            " ".join(f"{value:.2f}" for value in found["survival"]),
-            f"{found['accepted']:.2f}",
-            f"{found['tau']['two-pass']:.2f}",
-            f"{found['tau']['fused']:.2f}",
-            f"{100 * found['looping']['share']:.0f} %",
-            f"{found['looping']['accepted']:.2f}" if found["looping"]["places"] else "-",
+            str(counts["places"]),
+            " ".join(f"{value:.2f}" for value in counts["survival"]),
+            f"{counts['accepted']:.2f}",
+            f"{counts['tau']['two-pass']:.2f}",
+            f"{counts['tau']['fused']:.2f}",
+            f"{100 * counts['looping']['share']:.0f} %",
+            f"{counts['looping']['accepted']:.2f}" if counts["looping"]["places"] else "-",
         ]
         for temperature, kinds in report["temperatures"].items()
-        for kind, found in kinds.items()
+        for kind, counts in kinds.items()
     ]
 
 
@@ -54,11 +56,11 @@ def markdown(reports: Mapping[str, Mapping[str, Any]]) -> str:
 
     reports: by the name of the weights. If there are several, the names are the first column.
     """
-    named = len(reports) > 1
+    has_names = len(reports) > 1
     first = next(iter(reports.values()))
-    headings = (*(["weights"] if named else []), *HEADINGS)
+    headings = (*(["weights"] if has_names else []), *HEADINGS)
     rows = [
-        [*([name] if named else []), *row]
+        [*([name] if has_names else []), *row]
         for name, report in reports.items()
         for row in rows_of(report)
     ]
