@@ -1,1 +1,1 @@
-"""`pass-export build`: builds TensorRT engines for a bundle."""
+"""Implements `pass-export build`: builds TensorRT or TensorRT-RTX engines for a bundle."""

@@ -1,4 +1,5 @@
-"""Builds the engines of a bundle: the tails, then the trunk; then lists them in the manifest."""
+"""Builds all engines of a bundle, first the tails and then the trunk, and lists them in the
+manifest."""
 
 from __future__ import annotations
 
@@ -42,12 +43,14 @@ if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
 BUILD_FLAGS_KEY = "user allocation"
-"""Change it if `EngineBuilder` sets other flags, so that no build resumes with older engines."""
+"""Names the flags that `EngineBuilder` sets, as a part of `_key`. Change it with the flags, so that
+no build takes over engines that an interrupted build made with other flags."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """resumed: how many engines an interrupted build had finished. comparisons: by plan."""
+    """The result of `build_engines`. memory: what decoding needs. resumed: how many of the engines
+    an interrupted build had finished. comparisons: by plan, () if the engines were not compared."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -61,7 +64,8 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build with checked settings. name: of the engine set. columns: see `trunk_profiles`."""
+    """A build with checked settings. name: tells library, version and targets. columns: as for
+    `trunk_profiles`. sources: the graphs to build engines from, the trunk last."""
 
     manifest: Manifest
     name: str
@@ -74,8 +78,11 @@ class _Job:
 
 
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Build all engines and install them in `bundle`. Raises PassError if a setting is invalid or a
-    build fails, and after the installation if the logits differ too much (`config.verify`)."""
+    """Build all engines and install them in `bundle`.
+
+    Raises PassError if a setting is invalid or a build fails, and, if `config.verify` is set and
+    the engines' logits differ too much, after the installation.
+    """
     progress.phase("checking the bundle")
     job = _prepare(bundle, config)
     with engine_staging.staging(bundle, job.name) as directory:
@@ -104,7 +111,7 @@ def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> Bui
 
 
 def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Check all settings before anything is built. Raises PassError if one is wrong."""
+    """Check all settings before anything is built. Raises PassError if a setting is wrong."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()
@@ -136,10 +143,8 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
         _read_timing_cache(config.timing_cache),
     )
     name = "-".join([library.name, builder.version, *targets])
-    wanted = (library.name, builder.version, targets)
-    if not config.force and any(
-        (e.library, e.version, e.targets) == wanted for e in manifest.engines
-    ):
+    existing = {(engines.library, engines.version, engines.targets) for engines in manifest.engines}
+    if (library.name, builder.version, targets) in existing and not config.force:
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
     return _Job(manifest, name, targets, columns, widths, sources, memory, builder)
 
@@ -147,7 +152,8 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
 def _build_all(
     job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
 ) -> tuple[list[EngineFile], int]:
-    """Return the engines in the order of the graphs, and how many an earlier build had finished."""
+    """Build all engines that are not in `directory` yet. Return the manifest entries of all, in the
+    order of `job.sources`, and the number of those that were there."""
     *tails, trunk = job.sources
     files: list[EngineFile] = []
     resumed = 0
@@ -156,17 +162,18 @@ def _build_all(
         nonlocal resumed
         key = _key(source, job)
         file = engine_staging.finished_engine(directory, _file_name(source), key)
-        resumed += file is not None
-        if file is None:
+        if file is not None:
+            resumed += 1
+        else:
             file = _save(directory, job.builder.build(source, step), source, key)
             if timing_cache is not None:
                 write_whole(timing_cache, job.builder.timing_cache)
         files.append(file)
 
-    step = progress.phase(f"building {len(tails)} tails")
+    tail_step = progress.phase(f"building {len(tails)} tails")
     for done, source in enumerate(tails, 1):
-        add(source, lambda _done, _steps: None)
-        step(done, len(tails))
+        add(source, lambda _done, _total: None)  # A tail counts as one step.
+        tail_step(done, len(tails))
     add(trunk, progress.phase("building the trunk"))
     return files, resumed
 
@@ -179,8 +186,8 @@ def graph_sources(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> list[Source]:
-    """Return the graphs that engine plans need, tails first: they fail fast if a library is too
-    old.
+    """Return the graphs that the plans of `engine_plans` need, the trunk last: if a library is too
+    old, the build of a tail fails sooner than that of the trunk.
 
     columns, least_width, prefill_widths: as for `trunk_profiles`.
     """
@@ -188,8 +195,8 @@ def graph_sources(
     for plan in engine_plans(manifest):
         profiles = tail_profiles(plan, capacity, max_batch_size)
         for graph in manifest.plan(plan.tail).tails.values():
-            path, narrow = bundle / graph.file, plan.width < least_width
-            model = tail_for_tensorrt(path, plan, least_width) if narrow else path.read_bytes()
+            path, is_narrow = bundle / graph.file, plan.width < least_width
+            model = tail_for_tensorrt(path, plan, least_width) if is_narrow else path.read_bytes()
             inputs, outputs = (
                 widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs)
             )
@@ -209,10 +216,10 @@ def graph_sources(
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Return the trunk with a cache of `capacity` tokens, and the input `columns` (see
-    graph.py)."""
+    """Return the trunk with a static KV capacity of `capacity` tokens, and with the input `columns`
+    (see graph.py). graph: its manifest entry."""
     inputs, outputs = (
-        tuple(_with_capacity(t, capacity) for t in tensors)
+        tuple(_with_capacity(tensor, capacity) for tensor in tensors)
         for tensors in (graph.inputs, graph.outputs)
     )
     inputs = (*inputs, Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
@@ -261,7 +268,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _read_timing_cache(path: Path | None) -> bytes:
-    """Return the content of a timing cache; empty if the file does not exist yet."""
+    """Return the content of a timing cache; b"" if there is none or its file does not exist yet."""
     if path is None or not path.exists():
         return b""
     try:

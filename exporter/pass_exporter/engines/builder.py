@@ -17,9 +17,10 @@ from pass_runtime.errors import PassError
 class Source:
     """A graph to build an engine from.
 
-    graph: its manifest entry. model: the serialized model. path: of the .onnx file; external data
-    is beside it.
-    aliases: output -> the input whose memory it overwrites.
+    graph: its manifest entry. model: the serialized ONNX model, changed for TensorRT (graph.py).
+    path: the bundle's .onnx file, beside which the model's external data are.
+    inputs, outputs: those of `model`. profiles: the engine's optimization profiles.
+    aliases: maps each output that overwrites the memory of an input to this input.
     """
 
     graph: Graph
@@ -34,8 +35,8 @@ class Source:
 class EngineBuilder:
     """Builds engines that share settings and a timing cache.
 
-    targets: compute capabilities such as `sm89`; () means the GPU of this machine. workspace:
-    bytes; None for no limit.
+    targets: compute capabilities such as `sm89`; () means the GPU of this machine.
+    workspace: the limit in bytes on the kernels' scratch memory; None for no limit.
     """
 
     def __init__(
@@ -51,16 +52,17 @@ class EngineBuilder:
         self._logger = make_logger(self._trt, self._errors)
         self._builder = self._trt.Builder(self._logger)
         self.timing_cache = timing_cache
-        """The serialized timing cache. Every build adds to it."""
+        """The serialized timing cache, to which every build adds; b"" if the library has none."""
 
     @property
     def version(self) -> str:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Build an engine. Raises PassError if the graph does not fit or cannot be built.
+        """Return a serialized engine. Ctrl-C stops the build after the current step.
 
-        Ctrl-C stops it after the current step.
+        Raises PassError if the library cannot build the graph, or reads it as a graph with other
+        inputs and outputs than those of `source`.
         """
         self._errors.clear()
         network = self._parse(source)
@@ -81,8 +83,9 @@ class EngineBuilder:
         return bytes(engine)
 
     def _parse(self, source: Source) -> Any:
+        """Return the library's network of the graph."""
         trt = self._trt
-        # A library without this flag is always strongly typed.
+        # A library without this flag always keeps the dtypes of the graph (is strongly typed).
         strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
         network = self._builder.create_network(
             0 if strongly_typed is None else 1 << int(strongly_typed)
@@ -93,45 +96,41 @@ class EngineBuilder:
         for i in range(network.num_layers):
             layer = network.get_layer(i)
             if layer.type == trt.LayerType.ATTENTION_INPUT:
+                # `get_layer` returns the base class, which lacks `attention`.
                 layer.__class__ = trt.IAttentionInputLayer
-                layer.attention.decomposable = (
-                    True  # Targets without a fused kernel (as in fp32) decompose it.
-                )
+                # Targets without a fused kernel for it (as in fp32) run it as several kernels.
+                layer.attention.decomposable = True
         return network
 
     def _parse_error(self, parser: Any) -> str:
         error = parser.get_error(0)
-        what = (
-            f"node {error.node_name()!r} ({error.node_operator()})"
-            if error.node_name()
-            else "the model"
-        )
+        name, operator = error.node_name(), error.node_operator()
+        unsupported = f"node {name!r} ({operator})" if name else "the model"
         return (
-            f"{self.library.name} {self.version} does not support {what}: "
+            f"{self.library.name} {self.version} does not support {unsupported}: "
             f"{' '.join(error.desc().split())}"
         )
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Raise PassError if names, dtypes or static sizes do not fit, or a cache is not
-        aliased."""
+        """Raise PassError if the network's inputs and outputs are not those of `source`, or if a
+        cache is not updated in place."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
-        for actual, expected in ((inputs, source.inputs), (outputs, source.outputs)):
-            found = {value.name: (_dtype(value.dtype), tuple(value.shape)) for value in actual}
-            listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in expected}
-            for name in {**found, **listed}:
-                if not _matches(found.get(name), listed.get(name)):
+        for values, tensors in ((inputs, source.inputs), (outputs, source.outputs)):
+            actual = {value.name: (_dtype(value.dtype), tuple(value.shape)) for value in values}
+            listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+            for name in {**actual, **listed}:
+                if not _matches(actual.get(name), listed.get(name)):
                     raise PassError(
-                        f"{source.graph.file}: {name} is {found.get(name, 'missing')} in "
+                        f"{source.graph.file}: {name} is {actual.get(name, 'missing')} in "
                         f"{self.library.name}, but {listed.get(name, 'missing')} in the manifest; "
                         "please report it"
                     )
-        updated = _cache_updates(self._trt, network)
-        if updated != source.aliases:
-            wrong = sorted(set(source.aliases.items()) ^ set(updated.items()))[0]
+        updates = _cache_updates(self._trt, network)
+        if updates != source.aliases:
+            output, input_ = sorted(set(source.aliases.items()) ^ set(updates.items()))[0]
             raise PassError(
-                f"{source.graph.file}: {wrong[0]} does not update {wrong[1]} in place; please "
-                "report it"
+                f"{source.graph.file}: {output} does not update {input_} in place; please report it"
             )
 
     def _config(self, network: Any, source: Source) -> Any:
@@ -144,7 +143,7 @@ class EngineBuilder:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace)
         if self.library.timing_cache:
             config.set_timing_cache(config.create_timing_cache(self.timing_cache), True)
-        # Otherwise it may allocate during a run, which a CUDA graph cannot capture.
+        # Without this flag, a kernel may allocate memory, which a CUDA graph cannot capture.
         if self.library.compiles_kernels:
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         for profile in source.profiles:
@@ -152,13 +151,15 @@ class EngineBuilder:
         return config
 
     def _profile(self, network: Any, source: Source, profile: Profile) -> Any:
-        made = self._builder.create_optimization_profile()
+        """Return `profile` as an object of the library."""
+        trt_profile = self._builder.create_optimization_profile()
         shapes = {tensor.name: tensor.shape for tensor in source.inputs}
         for i in range(network.num_inputs):
             name = network.get_input(i).name
             ranges = [(n, n, n) if isinstance(n, int) else profile.sizes[n] for n in shapes[name]]
-            made.set_shape(name, *([size[end] for size in ranges] for end in range(3)))
-        return made
+            smallest, tuned, largest = zip(*ranges, strict=True)
+            trt_profile.set_shape(name, smallest, tuned, largest)
+        return trt_profile
 
     def _for_targets(self) -> str:
         return f" for {', '.join(self._targets)}" if self._targets else ""
@@ -171,11 +172,13 @@ class EngineBuilder:
 
 
 _NO_DRIVER_ERROR = "cudaError 35"
-"""Part of a message of every machine without a GPU, which is not why a build fails."""
+"""A part of the message that the library logs on every machine without a GPU. It is not the reason
+why a build fails."""
 _REDUCING_HINT = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
 def _dtype(dtype: Any) -> str:
+    """Return the manifest's name of a dtype of the library."""
     names = {
         "FLOAT": "float32",
         "HALF": "float16",
@@ -189,29 +192,29 @@ def _dtype(dtype: Any) -> str:
 _DtypeAndShape = tuple[str, Sequence[int | str]]
 
 
-def _matches(found: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
-    """Whether dtype and rank are equal, and no static size differs. The library's unknown sizes are
-    -1."""
-    if found is None or listed is None or found[0] != listed[0] or len(found[1]) != len(listed[1]):
+def _matches(actual: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
+    """Whether dtypes and ranks are equal, and no static size differs. A size that is not static is
+    -1 in the library (`actual`), and a name in the manifest (`listed`)."""
+    if actual is None or listed is None or actual[0] != listed[0]:
         return False
-    return all(
-        have in (-1, want) or isinstance(want, str)
-        for have, want in zip(found[1], listed[1], strict=True)
+    return len(actual[1]) == len(listed[1]) and all(
+        size in (-1, listed_size) or isinstance(listed_size, str)
+        for size, listed_size in zip(actual[1], listed[1], strict=True)
     )
 
 
 def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    """Return output -> input of every KV cache update layer."""
+    """Map the output of every layer that updates a KV cache in place to its input."""
     layers = (network.get_layer(i) for i in range(network.num_layers))
     updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:
-    """Return a monitor that reports the progress of the outermost phase.
+    """Return a progress monitor for the library that reports the steps of the outermost phase.
 
-    An exception in a callback, such as KeyboardInterrupt, must not propagate through the library,
-    so the monitor keeps it in `interruption`.
+    The library calls the monitor's methods. An exception in one of them, such as KeyboardInterrupt,
+    must not propagate through the library, so the monitor keeps it in `interruption`.
     """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Compares the logits of engines and ONNX Runtime, after one prompt, with Polygraphy."""
+"""Compares the logits of engines with ONNX Runtime's by Polygraphy, in one pass of every plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ RELATIVE_LIMITS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan's largest difference of a logit, absolute and relative to the largest logit."""
+    """The largest difference of a logit in a plan's pass: `absolute`, and `relative` to the largest
+    logit, for which `limit` is the largest accepted value."""
 
     plan: str
     absolute: float
@@ -34,51 +35,51 @@ class Comparison:
 
 
 def compare_engines(bundle: Path, device: str) -> list[Comparison]:
-    """Run the engines on `device` and ONNX Runtime on the CPU. Raises PassError if they differ."""
+    """Run the engines on `device` and ONNX Runtime on the CPU, and return a comparison for each
+    plan. Raises PassError if a difference exceeds the limit."""
     from polygraphy.comparator import IterationResult, SimpleCompareFunc
     from polygraphy.logger import G_LOGGER
 
-    manifest, found = read_manifest(bundle), []
+    manifest, comparisons = read_manifest(bundle), []
     limit = RELATIVE_LIMITS[manifest.model.dtype]
-    with runnable_on_cpu(bundle, manifest) as checked:
-        expected = _logits(open_backend(bundle, checked, "cpu"), manifest)
+    with runnable_on_cpu(bundle, manifest) as runnable:
+        expected = _logits(open_backend(bundle, runnable, "cpu"), manifest)
     actual = _logits(open_backend(bundle, manifest, device), manifest)
     for plan, reference in expected.items():
-        largest = float(np.abs(reference).max())
-        compare = SimpleCompareFunc(check_error_stat="max", rtol=0.0, atol=limit * largest)
+        largest_logit = float(np.abs(reference).max())
+        compare = SimpleCompareFunc(check_error_stat="max", rtol=0.0, atol=limit * largest_logit)
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             results = [IterationResult({"logits": value}) for value in (actual[plan], reference)]
             outcome = compare(*results)["logits"]
-        worst = float(outcome.max_absdiff)
+        difference = float(outcome.max_absdiff)
         if not outcome:
             raise PassError(
-                f"the {device} engines' logits differ from ONNX Runtime's by {worst:.2g} (largest "
-                f"logit: {largest:.2g}) in plan {plan}; CONTRIBUTING.md (Reducing a failing graph) "
-                "shows how to find the layer"
+                f"the {device} engines' logits differ from ONNX Runtime's by {difference:.2g} "
+                f"(largest logit: {largest_logit:.2g}) in plan {plan}; CONTRIBUTING.md (Reducing a "
+                "failing graph) shows how to find the layer"
             )
-        found.append(Comparison(plan, worst, worst / largest, limit))
-    return found
+        comparisons.append(Comparison(plan, difference, difference / largest_logit, limit))
+    return comparisons
 
 
 def _logits(backend: Backend, manifest: Manifest) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the logits [Q,V] of every plan's window of random drafts, and close `backend`."""
+    """Run a window of every plan after a random prompt, and close `backend`. Return the windows'
+    logits [Q,V] by plan."""
     rng = np.random.default_rng(0)
-    tokens = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
-    found = {}
+    prompt = [int(token) for token in rng.integers(0, manifest.model.vocab_size, PROMPT_TOKENS)]
     try:
-        for plan in engine_plans(manifest):
-            found[plan.name] = _pass(backend, plan, tokens)
+        return {plan.name: _pass(backend, plan, prompt) for plan in engine_plans(manifest)}
     finally:
         backend.close()
-    return found
 
 
-def _pass(backend: Backend, plan: Plan, tokens: list[int]) -> npt.NDArray[np.float32]:
+def _pass(backend: Backend, plan: Plan, prompt: list[int]) -> npt.NDArray[np.float32]:
     width = min(width for width in backend.capabilities.prefill_widths if width >= PROMPT_TOKENS)
-    backend.resize(backend.capabilities.capacity(len(tokens) + max(width, plan.width)), [0])
+    backend.resize(backend.capabilities.capacity(len(prompt) + max(width, plan.width)), [0])
     backend.set_sampling(0, SamplingParams())
-    backend.prefill(0, 0, tokens, width)
-    backend.stage(0, plan, len(tokens), tokens[0], tokens[1 : 1 + plan.depth])
+    backend.prefill(0, 0, prompt, width)
+    # The root and the drafts are the prompt's first tokens, once more: any tokens do.
+    backend.stage(0, plan, len(prompt), prompt[0], prompt[1 : 1 + plan.depth])
     backend.run(PassKind(plan, 1, "greedy"))
     logits: npt.NDArray[np.float32] = backend.logits(plan)[0]
     return logits

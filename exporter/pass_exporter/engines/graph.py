@@ -1,9 +1,11 @@
-"""Changes graphs for TensorRT: the KV capacity is static, and a pass reads the first columns only.
+"""Changes a bundle's graphs for TensorRT, before engines are built from them.
 
-TensorRT needs a static capacity S of the KV cache, and attention over the unused part would waste
-time. So the trunk gets an additional input, `columns` [s], of which only the size s is used:
-attention and its mask read the cache's first s columns. Profiles with different s share one engine
-and one cache.
+TensorRT needs a static KV capacity S, and attention over entries that are not used yet would waste
+time. So the trunk gets one more input, `columns` [s], of which only the size s matters: attention
+and its mask read the first s of the S cache entries. All profiles of the engine, with different s,
+share one cache.
+
+Tails get wider windows if the library needs them (`Library.least_width`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 
 
 def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
-    """Return trunk.onnx with S = `capacity` and the input `columns` [s] bool, without weights."""
+    """Return trunk.onnx, serialized without its weights file, with S = `capacity` and the input
+    `columns` [s] bool."""
     model = onnx.load(path, load_external_data=False)
     _fix_capacity(model.graph, capacity)
     _read_columns(model.graph)
@@ -29,8 +32,8 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
-    """Return the inputs or outputs of a tail of `plan`, its windows widened to `least_width`
-    rows."""
+    """Return the inputs or outputs (`tensors`) of a tail of `plan`, with its windows widened to at
+    least `least_width` rows."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(
@@ -43,48 +46,51 @@ def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Te
 
 
 def tail_for_tensorrt(path: Path, plan: Plan, least_width: int) -> bytes:
-    """Return the tail of a plan with its windows widened to `least_width`.
-
-    It reads the first rows of its window, and pads the next window.
-    """
+    """Return a tail of `plan`, serialized, with its windows widened to `least_width` rows: it reads
+    the first `plan.width` rows of its window, and pads the next window."""
     model = onnx.load(path, load_external_data=False)
     graph, (window, next_window) = model.graph, WINDOW_TENSORS
     for value in graph.input:
         if value.name == window:
             _rename(graph, value.name, f"{value.name}.rows")
-            bounds = [
-                _integers(graph, f"{value.name}.{at}", [n])
-                for at, n in enumerate((0, plan.width, 1))
+            start_end_axis = [
+                _add_integers(graph, f"{value.name}.{i}", [n])
+                for i, n in enumerate((0, plan.width, 1))
             ]
-            graph.node.insert(
-                0, helper.make_node("Slice", [value.name, *bounds], [f"{value.name}.rows"])
+            slice_ = helper.make_node(
+                "Slice", [value.name, *start_end_axis], [f"{value.name}.rows"]
             )
+            graph.node.insert(0, slice_)
             value.type.tensor_type.shape.dim[1].dim_value = least_width
     for value in graph.output:
         if value.name == next_window:
             _rename(graph, value.name, f"{value.name}.rows")
-            pads = _integers(graph, f"{value.name}.pads", [0, 0, 0, least_width - plan.next.width])
+            added_rows = least_width - plan.next.width
+            pads = _add_integers(graph, f"{value.name}.pads", [0, 0, 0, added_rows])
             graph.node.append(helper.make_node("Pad", [f"{value.name}.rows", pads], [value.name]))
             value.type.tensor_type.shape.dim[1].dim_value = least_width
     serialized: bytes = model.SerializeToString()
     return serialized
 
 
-def _rename(graph: onnx.GraphProto, name: str, other: str) -> None:
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename a value in the inputs and outputs of all nodes."""
     for node in graph.node:
         for names in (node.input, node.output):
-            for i, found in enumerate(names):
-                if found == name:
-                    names[i] = other
+            for i, name in enumerate(names):
+                if name == old:
+                    names[i] = new
 
 
-def _integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
+def _add_integers(graph: onnx.GraphProto, name: str, values: Sequence[int]) -> str:
+    """Add a constant [len(values)] int64 to the graph. Return its name."""
     graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
     return name
 
 
 def aliases(path: Path) -> dict[str, str]:
-    """Return output -> input (present_key.i -> past_key.i, ...): TensorScatter works in place."""
+    """Map each output of the trunk that a TensorScatter makes, and so updates in place, to the
+    updated input: present_key.i to past_key.i, ..."""
     graph = onnx.load(path, load_external_data=False).graph
     outputs = {value.name for value in graph.output}
     scatters = (node for node in graph.node if node.op_type == "TensorScatter")
@@ -100,16 +106,14 @@ def _fix_capacity(graph: onnx.GraphProto, capacity: int) -> None:
 
 
 def _read_columns(graph: onnx.GraphProto) -> None:
-    """Make attention read slices of the cache and of the mask.
+    """Make every Attention read the first s columns of the cache and of the mask, by a Slice.
 
-    Computing the mask for s columns from the start would save its slice, but TensorRT-RTX 1.7 fails
-    on that in fp16.
+    A mask computed for s columns from the start would need no Slice, but TensorRT-RTX 1.7 fails on
+    that in fp16.
     """
     graph.input.append(helper.make_tensor_value_info(COLUMNS, TensorProto.BOOL, ["columns"]))
     for name, value in {"zero": 0, "cache_axis": 2, "mask_axis": 3}.items():
-        graph.initializer.append(
-            helper.make_tensor(f"{COLUMNS}.{name}", TensorProto.INT64, [1], [value])
-        )
+        _add_integers(graph, f"{COLUMNS}.{name}", [value])
     count = f"{COLUMNS}.count"
     nodes = [helper.make_node("Shape", [COLUMNS], [count], name="columns_count")]
     sliced: set[str] = set()
@@ -120,10 +124,11 @@ def _read_columns(graph: onnx.GraphProto) -> None:
                 part = f"{whole}.read"
                 if part not in sliced:  # Layers share masks.
                     sliced.add(part)
-                    read = [whole, f"{COLUMNS}.zero", count, f"{COLUMNS}.{axis}"]
-                    nodes.append(helper.make_node("Slice", read, [part], name=part))
+                    slice_inputs = [whole, f"{COLUMNS}.zero", count, f"{COLUMNS}.{axis}"]
+                    nodes.append(helper.make_node("Slice", slice_inputs, [part], name=part))
                 node.input[i] = part
         nodes.append(node)
+    # Copied before the deletion, which ends the nodes that the graph owns.
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)

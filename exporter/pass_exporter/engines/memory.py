@@ -1,4 +1,4 @@
-"""Estimates the device memory that decoding needs, before anything is built."""
+"""Estimates the device memory that decoding with engines needs, before a build starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ RESERVED_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes in bytes. activations: an upper bound, as if no kernels were fused."""
+    """Bytes that decoding needs on the device, besides RESERVED_BYTES. activations: an upper bound,
+    as if no kernels were fused. workspace: the limit on scratch memory; 0 if there is none."""
 
     weights: int
     kv_cache: int
@@ -43,19 +44,19 @@ def estimate(
     max_batch_size: int,
     workspace: int,
 ) -> MemoryEstimate:
-    """Estimate from the sizes of the files and of the model. workspace: in bytes."""
+    """Return an estimate from the sizes of the trunk's files and of the model. profiles: those of
+    the trunk. capacity: in tokens. workspace: in bytes."""
     model = manifest.model
-    element = item_size(model.dtype)
     trunk = bundle / manifest.trunk.file
     weights = sum(
         path.stat().st_size
         for path in (trunk, trunk.with_name(f"{trunk.name}.data"))
         if path.exists()
     )
-    cache = 2 * model.layers * model.kv_heads * model.head_dim * element * capacity * max_batch_size
-    return MemoryEstimate(
-        weights, cache, max(_activations(manifest, p) for p in profiles), workspace
-    )
+    # Keys and values of every layer
+    entry_bytes = 2 * model.layers * model.kv_heads * model.head_dim * item_size(model.dtype)
+    activations = max(_activations(manifest, profile) for profile in profiles)
+    return MemoryEstimate(weights, entry_bytes * capacity * max_batch_size, activations, workspace)
 
 
 def _activations(manifest: Manifest, profile: Profile) -> int:
@@ -65,11 +66,12 @@ def _activations(manifest: Manifest, profile: Profile) -> int:
     )
 
 
-def check_fits(needed: MemoryEstimate, available: int | None, largest_capacity: int) -> None:
-    """Raise PassError if `available` bytes are known and too few. largest_capacity: to name it."""
+def check_fits(needed: MemoryEstimate, available: int | None, capacity: int) -> None:
+    """Raise PassError if the GPU's memory is too small. available: its bytes; None if unknown.
+    capacity: the KV capacity in tokens, for the message."""
     if available is not None and needed.total > available:
         raise PassError(
             f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower "
-            f"--max-seq-len (the capacity is now {largest_capacity} tokens) or --max-batch-size, "
+            f"--max-seq-len (the capacity is now {capacity} tokens) or --max-batch-size, "
             "or export with --weights int4"
         )

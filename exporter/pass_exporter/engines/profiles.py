@@ -1,10 +1,10 @@
-"""Optimization profiles: the shapes that engines are tuned for.
+"""Chooses the optimization profiles of engines: the shapes that an engine is tuned for and runs.
 
-The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees, and of the plans
-with as many drafts as the bundle allows. Plans with fewer rows have none: rows are nearly free on a
-GPU, every profile of SmolLM2 takes seconds to build, and TensorRT-RTX 1.7 cannot build one for a
-range of widths in fp16. Each window has a profile for every number of cache columns that a pass may
-read, for batch size 1 and, if larger, for up to `max_batch_size`.
+The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees, and of the chains
+with as many drafts as the bundle allows. Shorter chains have none: a GPU saves nearly nothing by
+fewer rows, every profile of SmolLM2 takes seconds to build, and TensorRT-RTX 1.7 cannot build a
+profile for a range of widths in fp16. Each window has a profile for every number of cache columns
+that a pass may read, both for one sequence and, if `max_batch_size` is larger, for up to that many.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pass_runtime.bundle.plan import MODES, Plan, make_cycle
 from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES
 
 PREFILL_WIDTHS = (256, 32)
-"""The widths of a prompt's chunks, besides the wider ones of `backends.memory.wide_chunks`."""
+"""The widths of prompt chunks, besides the wider ones of `backends.memory.wide_chunks`."""
 MIN_COLUMNS = 512
 COLUMNS_FACTOR = 4
-"""Numbers of cache columns begin with MIN_COLUMNS, and each is this many times the one before."""
+"""The smallest number of cache columns that a pass may read is MIN_COLUMNS, and the next is always
+COLUMNS_FACTOR times as large."""
 MIN_CAPACITY_RATIO = 1.2
 """A number of columns gets profiles only if the capacity is more than this many times as large."""
 
@@ -40,7 +41,8 @@ def column_steps(capacity: int) -> tuple[int, ...]:
 
 
 def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of a prompt's chunks that fit into the cache, in falling order."""
+    """Return the default widths of prompt chunks: those that fit into the cache, in falling
+    order. columns: as for `trunk_profiles`."""
     return (
         *wide_chunks(manifest.model, columns[-1:]),
         *(width for width in PREFILL_WIDTHS if width <= columns[-1]),
@@ -67,35 +69,35 @@ def trunk_profiles(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Return the trunk's profiles by rising columns. A pass uses the first profile that fits.
+    """Return the trunk's profiles, for one sequence first, and by rising columns. A pass uses the
+    first that fits. Prompts are prefilled one at a time, so larger batches have no prefill profiles.
 
-    Prompts are prefilled one at a time, so larger batches have no prefill profiles.
-
-    columns: the numbers of cache columns that a pass may read; the last is the capacity.
-    least_width: windows with fewer rows are padded to it (see `Library.least_width`).
-    prefill_widths: of a prompt's chunks; None means `default_prefill_widths`.
+    columns: the numbers of cache columns that a pass may read, rising; the last is the capacity.
+    least_width: windows with fewer rows are padded to this many (see `Library.least_width`).
+    prefill_widths: the widths of prompt chunks; None means `default_prefill_widths`.
     """
     needs_rows = manifest.lookahead.needs_lookahead_rows
     plans = engine_plans(manifest)
     windows = dict.fromkeys(
         (plan.width, len(plan.lookahead_rows) if needs_rows else 0) for plan in plans
     )
-    shapes = [
+    decoding = [
         _fixed_sizes(width=max(q, least_width), logit_rows=q, lookahead_rows=a) for q, a in windows
     ]
     widths = default_prefill_widths(manifest, columns) if prefill_widths is None else prefill_widths
     prefill = [_fixed_sizes(width=q, logit_rows=1, lookahead_rows=0) for q in widths]
+    batches = _batches(max_batch_size)
     return tuple(
-        Profile(sizes=shape | batch | _fixed_sizes(columns=read))
-        for index, batch in enumerate(_batches(max_batch_size))
-        for read in columns
-        for shape in (*shapes, *(prefill if index == 0 else ()))
-        if shape["width"][0] <= read
+        Profile(sizes=window | batch | _fixed_sizes(columns=count))
+        for batch in batches
+        for count in columns
+        for window in (decoding + prefill if batch is batches[0] else decoding)
+        if window["width"][0] <= count
     )
 
 
 def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return a tail's profiles, one for each range of batch sizes."""
+    """Return the profiles of a tail of `plan`, one for each range of batch sizes."""
     rows = len(plan.lookahead_rows)
     sizes = _fixed_sizes(
         width=plan.width, lookahead_rows=rows, positions=listed_positions(capacity)
@@ -104,8 +106,8 @@ def tail_profiles(plan: Plan, capacity: int, max_batch_size: int = 1) -> tuple[P
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return the profiles of tail.logprobs.onnx: all batch sizes, and windows but those of
-    trees."""
+    """Return the profiles of tail.logprobs.onnx: for every range of batch sizes, all windows but
+    those of trees, with which it does not run."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.max_emitted) for plan in plans)
     return tuple(
@@ -116,10 +118,8 @@ def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Prof
 
 
 def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    """Return the profiles of tail.processors.onnx: windows and batches as in `logprobs_profiles`.
-
-    Each profile takes lists of `touched` tokens of any length.
-    """
+    """Return the profiles of tail.processors.onnx, for the windows and batch sizes of
+    `logprobs_profiles`. Each profile takes lists of `touched` tokens of any length."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.drafts + 1) for plan in plans)
     touched = {"touched": (TOKEN_LIST_SIZES[0], TOKEN_LIST_SIZES[1], TOKEN_LIST_SIZES[-1])}
@@ -131,9 +131,12 @@ def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Pr
 
 
 def _batches(max_batch_size: int) -> list[dict[str, tuple[int, int, int]]]:
+    """Return the ranges of batch sizes that profiles are for: 1 and, if larger, up to
+    `max_batch_size`."""
     one = [_fixed_sizes(batch=1)]
     return one if max_batch_size == 1 else [*one, {"batch": (1, max_batch_size, max_batch_size)}]
 
 
 def _fixed_sizes(**sizes: int) -> dict[str, tuple[int, int, int]]:
+    """Return `Profile.sizes` of sizes that do not vary: (smallest, tuned for, largest) of each."""
     return {name: (size, size, size) for name, size in sizes.items()}

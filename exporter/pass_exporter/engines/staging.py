@@ -1,4 +1,7 @@
-"""Installs engines atomically: they are collected in a partial directory, which is then renamed."""
+"""Installs engines atomically: they are collected in a partial directory, which is then renamed.
+
+A build that is interrupted leaves the directory, and the next build takes over its engines.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from pass_runtime.files import locked, write_whole
 
 @contextmanager
 def staging(bundle: Path, name: str) -> Iterator[Path]:
-    """Yield the directory in which the engines of the set `name` are collected. A build can be
-    resumed.
+    """Yield the partial directory of the engine set `name`, with the engines that an interrupted
+    build has left there.
 
-    A lock, which ends with the process, admits one build at a time.
+    Raises PassError if another build of the same set is running, or if the directory cannot be
+    written. The lock that this needs ends with the process.
     """
     directory = bundle / ENGINES_DIRECTORY / f".{name}.partial"
     busy = f"another pass-export build is making the engines {name} of {bundle}; wait for it"
@@ -38,13 +42,14 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
 
 
 def save_engine(directory: Path, engine: bytes, entry: EngineFile, key: str) -> None:
-    """Write a finished engine, then the .json file that marks it finished. key: of its sources."""
+    """Write an engine, and then a .json file that marks it as finished. entry: its manifest entry.
+    key: a hash of all that the engine was built from."""
     (directory / entry.file).write_bytes(engine)
     write_whole(directory / f"{entry.file}.{key}.json", entry.model_dump_json())
 
 
 def finished_engine(directory: Path, file: str, key: str) -> EngineFile | None:
-    """Return the engine that an earlier build finished with the same key, or None."""
+    """Return the manifest entry of the engine that a build finished with the same key, or None."""
     try:
         entry = EngineFile.model_validate_json(
             (directory / f"{file}.{key}.json").read_text(encoding="utf-8")
@@ -55,27 +60,29 @@ def finished_engine(directory: Path, file: str, key: str) -> EngineFile | None:
 
 
 def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
-    """Move the finished set into the bundle, list it in the manifest, and remove the old one."""
-    listed = {engine.file for engine in engines.engines}
+    """Move the finished set from the partial `directory` into the bundle, and list it in the
+    manifest in place of an older set for the same library, version and GPUs, which is removed."""
+    engine_files = {engine.file for engine in engines.engines}
     for path in directory.iterdir():  # The .json files, and files of builds with other settings.
-        if path.name not in listed:
+        if path.name not in engine_files:
             path.unlink()
     busy = f"another build is changing the manifest of {bundle}"
     with locked(bundle / ENGINES_DIRECTORY / ".manifest.lock", busy, wait_seconds=math.inf):
         destination = engines.path(bundle)
-        # The same engines, of a build that was interrupted before it listed them.
+        # The directory's name has a hash of the engines, so these are the same engines, of a build
+        # that was interrupted before it listed them.
         if destination.exists():
             shutil.rmtree(destination)
         directory.rename(destination)
         # Read again, because another build may have changed it meanwhile.
         manifest = read_manifest(bundle)
-        replaced = [known for known in manifest.engines if same_target(known, engines)]
-        others = [known for known in manifest.engines if known not in replaced]
-        changed = manifest.model_copy(update={"engines": (*others, engines)})
+        replaced = [other for other in manifest.engines if same_target(other, engines)]
+        kept = [other for other in manifest.engines if other not in replaced]
+        changed = manifest.model_copy(update={"engines": (*kept, engines)})
         write_whole(bundle / FILE_NAME, changed.model_dump_json(indent=2) + "\n")
-    for known in replaced:
-        if known.directory != engines.directory:
-            shutil.rmtree(known.path(bundle), ignore_errors=True)
+    for old in replaced:
+        if old.directory != engines.directory:
+            shutil.rmtree(old.path(bundle), ignore_errors=True)
 
 
 def same_target(a: EngineSet, b: EngineSet) -> bool:

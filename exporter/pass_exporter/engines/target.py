@@ -1,4 +1,4 @@
-"""Chooses the targets of an engine build: GPUs, the cache's capacity, and widths of prefill."""
+"""Chooses the GPUs, the KV capacity and the widths of prompt chunks that engines are built for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from pass_runtime.errors import PassError
 
 DEFAULT_MAX_SEQ_LEN = 4096
 CAPACITY_MULTIPLE = 64
-"""Default capacities are multiples of this, because attention kernels read whole blocks."""
+"""Default capacities are multiples of this, because attention kernels read entries in blocks."""
+MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
+"""By dtype or weight format, the lowest compute capability (80 is 8.0) for which TensorRT-RTX 1.7
+built products; 0 for others."""
 
 
 def choose_targets(
     library: Library, names: Sequence[str], device: DeviceInfo | None
 ) -> tuple[str, ...]:
-    """Return the compute capabilities to build for, such as `sm89`. names: those that the user
-    wants, written 8.9, 89 or sm89; if empty, that of `device`."""
+    """Return the compute capabilities to build for, such as `sm89`.
+
+    names: those that the user asks for, written 8.9, 89 or sm89; () means that of `device`, this
+    machine's GPU. Raises PassError if the library cannot build for one of them.
+    """
     requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in names)
     if not library.builds_ahead:
         if device is None:
@@ -41,15 +47,10 @@ def choose_targets(
             "no GPU is visible; name the target: --compute-capability "
             f"{'|'.join(library.targets)}, or make it visible: {why_no_device()}"
         )
-    wanted = set(requested) if device is None or requested else {device.target}
-    if unknown := library.unknown_target(wanted):
-        raise PassError(unknown)
-    return tuple(target for target in library.targets if target in wanted)
-
-
-MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""By format, the lowest compute capability (80 is 8.0) for which TensorRT-RTX 1.7 built
-products."""
+    targets = set(requested) if device is None or requested else {device.target}
+    if message := library.unknown_target(targets):
+        raise PassError(message)
+    return tuple(target for target in library.targets if target in targets)
 
 
 def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
@@ -58,20 +59,21 @@ def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
     if quantization is not None and quantization.zero_points:
         again = "export the bundle again with --weights int4 --no-zero-points"
         raise PassError(f"TensorRT does not support zero points; {again}")
-    for kind in (manifest.model.dtype, manifest.model.weights):
-        old = [
-            target
-            for target in targets
-            if int(target.removeprefix("sm")) < MIN_COMPUTE_CAPABILITY.get(kind, 0)
-        ]
-        if old:
-            other = "choose other targets, or export with another --dtype or --weights"
-            raise PassError(f"{old[0]} does not support {kind}; {other}")
+    for number_format in (manifest.model.dtype, manifest.model.weights):
+        minimum = MIN_COMPUTE_CAPABILITY.get(number_format, 0)
+        unfit = [target for target in targets if int(target.removeprefix("sm")) < minimum]
+        if unfit:
+            advice = "choose other targets, or export with another --dtype or --weights"
+            raise PassError(f"{unfit[0]} does not support {number_format}; {advice}")
 
 
 def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Manifest) -> int:
-    """Return `capacity` (--capacity) if it is given, else room for the longest sequence and the
-    widest window. max_seq_len: --max-seq-len, None for its default."""
+    """Return the KV capacity in tokens: `capacity` (--capacity) if it is not None, else room for
+    the longest sequence and the widest window.
+
+    max_seq_len: the tokens of the longest sequence (--max-seq-len), None for the default. Raises
+    PassError if an option is out of range.
+    """
     limit, window = manifest.model.max_capacity, widest(manifest).width
     if capacity is not None:
         if capacity % 4 or not window < capacity <= limit:
@@ -93,7 +95,11 @@ def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Man
 def choose_widths(
     requested: Sequence[int] | None, manifest: Manifest, columns: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the widths of a prompt's chunks, in falling order. requested: --prefill-widths."""
+    """Return the widths of prompt chunks, in falling order.
+
+    requested: --prefill-widths, None for the default. columns: as for `trunk_profiles`. Raises
+    PassError if a width is out of range.
+    """
     if requested is None:
         return default_prefill_widths(manifest, columns)
     widths = tuple(sorted(set(requested), reverse=True))
@@ -106,7 +112,8 @@ def choose_widths(
 
 
 def available_memory(device_memory: float | None, device: DeviceInfo | None) -> int | None:
-    """Return the bytes of memory on the target GPU; None if unknown. device_memory: in GiB."""
+    """Return the bytes of memory of the GPU that engines are built for; None if unknown.
+    device_memory: --device-memory in GiB, None if not given. device: this machine's GPU."""
     if device_memory is not None:
         return int(device_memory * 2**30)
     return None if device is None else device.total
