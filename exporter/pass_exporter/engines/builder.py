@@ -157,8 +157,8 @@ class EngineBuilder:
         for i in range(network.num_inputs):
             name = network.get_input(i).name
             ranges = [(n, n, n) if isinstance(n, int) else profile.sizes[n] for n in shapes[name]]
-            smallest, tuned, largest = zip(*ranges, strict=True)
-            trt_profile.set_shape(name, smallest, tuned, largest)
+            # The smallest shape, the shape to tune for, the largest shape
+            trt_profile.set_shape(name, *([size[end] for size in ranges] for end in range(3)))
         return trt_profile
 
     def _for_targets(self) -> str:

@@ -69,8 +69,9 @@ def trunk_profiles(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> tuple[Profile, ...]:
-    """Return the trunk's profiles, for one sequence first, and by rising columns. A pass uses the
-    first that fits. Prompts are prefilled one at a time, so larger batches have no prefill profiles.
+    """Return the trunk's profiles: those for one sequence first, each by rising columns, because a
+    pass uses the first that fits. Those for batches are for decoding alone, because prompts are
+    prefilled one at a time.
 
     columns: the numbers of cache columns that a pass may read, rising; the last is the capacity.
     least_width: windows with fewer rows are padded to this many (see `Library.least_width`).
