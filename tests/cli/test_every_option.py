@@ -196,8 +196,12 @@ COMMANDS: dict[str, tuple[list[Any], dict[str, Case]]] = {
                 ["--host", "0.0.0.0"], {"listen.host": "0.0.0.0", "check_exposure.host": "0.0.0.0"}
             ),
             "port": Case(["--port", 5], {"listen.port": 5}),
-            "max_connections": Case(["--max-connections", 5], {"serve.max_connections": 5}),
-            "drain_seconds": Case(["--drain-seconds", 5], {"serve.drain_seconds": 5.0}),
+            "max_connections": Case(["--max-connections", 5], {"HttpServer.max_connections": 5}),
+            "drain_seconds": Case(["--drain-seconds", 5], {"_serve.drain_seconds": 5.0}),
+            "client_seconds": Case(
+                ["--client-seconds", 5],
+                {"ServeOptions.client_seconds": 5.0, "HttpServer.client_seconds": 5.0},
+            ),
         },
     ),
     "bench": (
@@ -270,12 +274,18 @@ def prepare(calls: Calls) -> None:
     calls.replace("pass_runtime.cli.inspect_bundle.run_inspect")
 
 
+async def serve_nothing() -> None:
+    pass
+
+
 def prepare_server(calls: Calls) -> None:
     import_module("pass_server.server")
     prepare(calls)
     listening = StandIn(calls, {"getsockname": lambda: ("h", 1)})
     calls.replace("pass_server.server.listen", listening)
-    calls.replace("pass_server.server.serve")
+    config = SimpleNamespace(get_loop_factory=lambda: None)
+    calls.replace("pass_server.server.HttpServer", SimpleNamespace(config=config))
+    calls.replace("pass_server.server._serve", lambda _: serve_nothing())
     # `answering` needs a real listener.
     calls.replace("pass_server.server.answering", nullcontext(), noted=False)
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
