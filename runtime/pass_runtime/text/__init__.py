@@ -1,1 +1,1 @@
-"""Tokens to text, and conversations to tokens."""
+"""Text: tokens as text, conversations as tokens, and what a text must or must not contain."""

@@ -1,5 +1,5 @@
-"""Bad words, which the text of a request must not contain, and the automaton that also finds stop
-strings."""
+"""Bad words, which the text of a request must not contain: which tokens would complete one. Also
+the automaton that finds them, with which `detokenizer` finds stop strings."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = 0
-"""The state of a sequence that does not end with the beginning of a word."""
+"""The state of an automaton after a sequence that does not end with the beginning of a word."""
 
 
 class Automaton:
-    """Aho and Corasick's automaton (1975). Its state stands for the longest suffix of a sequence
-    that begins a word.
+    """Aho and Corasick's automaton (1975), which finds words in a sequence of symbols. Its state
+    after a sequence stands for the longest suffix of the sequence with which a word begins.
 
-    words: sequences of symbols, none empty. depth: by state, the length of that suffix. found: by
-    state, the length of the longest word that the sequence ends with; 0 if there is none. shorter:
-    by state, the state of the next shorter suffix that begins a word.
+    words: sequences of symbols, none empty. depth: by state, the length of this suffix.
+    word_length: by state, the length of the longest word at the end of the sequence; 0 if there is
+    none. shorter: by state, the state of the next shorter suffix with which a word begins.
     """
 
     def __init__(self, words: Iterable[Sequence[Hashable]]) -> None:
         self._next: dict[tuple[int, Hashable], int] = {}
-        self.depth, self.found, self.shorter = [0], [0], [ROOT]
+        self.depth, self.word_length, self.shorter = [0], [0], [ROOT]
         for word in words:
             state = ROOT
             for symbol in word:
                 if (following := self._next.get((state, symbol))) is None:
                     following = self._next[state, symbol] = len(self.depth)
                     self.depth.append(self.depth[state] + 1)
-                    self.found.append(0)
+                    self.word_length.append(0)
                     self.shorter.append(ROOT)
                 state = following
-            self.found[state] = len(word)
-        for (before, symbol), state in sorted(
-            self._next.items(), key=lambda edge: self.depth[edge[1]]
-        ):
+            self.word_length[state] = len(word)
+        # States of less depth first: `step` needs the `shorter` of all of them.
+        edges = sorted(self._next.items(), key=lambda edge: self.depth[edge[1]])
+        for (before, symbol), state in edges:
             if before != ROOT:
                 self.shorter[state] = self.step(self.shorter[before], symbol)
-            self.found[state] = self.found[state] or self.found[self.shorter[state]]
+            if not self.word_length[state]:
+                self.word_length[state] = self.word_length[self.shorter[state]]
 
     def step(self, state: int, symbol: Hashable) -> int:
-        """The state after one more symbol. Over a whole sequence, this takes at most two look-ups a
-        symbol."""
+        """Return the state after one more symbol. (A sequence takes at most two look-ups a
+        symbol.)"""
         while (following := self._next.get((state, symbol))) is None:
             if state == ROOT:
                 return ROOT
@@ -56,14 +57,15 @@ class Automaton:
 
 
 MAX_CACHED_MASKS = 64
-"""For how many states masks are cached, with vocabulary / 8 bytes each."""
+"""For how many states of a text masks are cached, each of V / 8 bytes."""
 
 
 class TokenIndex:
-    """Finds the tokens that begin with some bytes, or contain them. Its memory is about 120 bytes a
-    token.
+    """Finds the tokens that begin with given bytes, or contain them. It takes about 120 bytes of
+    memory a token.
 
     texts: by id, the bytes that a token adds to a text. order: the ids, sorted by these bytes.
+    longest: the number of bytes of the longest token.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
@@ -73,49 +75,47 @@ class TokenIndex:
         self.order = np.array(order, np.int32)
         self._sizes = np.array([len(text) for text in texts])
         self.longest = int(self._sizes.max(initial=0))
-        self._ends = np.cumsum(self._sizes)  # by id, where its bytes end in `_bytes`
-        # by place in `_bytes`, the id
-        self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)
-        # the last byte has a pair, too
+        # the bytes of all tokens, and one more, with which the last byte begins a pair, too
         self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)
+        self._ends = np.cumsum(self._sizes)  # by id, where its bytes end in `_bytes`
+        # by index in `_bytes`, the id whose byte is there
+        self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
-        # in `_bytes`, sorted by the pairs there
+        # the indices in `_bytes`, sorted by the pair of bytes that begins there
         self._places = np.argsort(pairs, kind="stable").astype(np.int32)
+        # by pair of bytes, where its part of `_places` begins; the last entry is the end of all
         self._first = np.append(
             np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)
         ).tolist()
-        """By pair of bytes, the index in `_places` at which the pair's places begin."""
 
     def beginning_with(self, text: bytes) -> tuple[int, int]:
-        """(start, end) of the tokens in `order` that begin with `text`."""
-        first = bisect_left(self._sorted, text)
-        return first, bisect_right(self._sorted, text, first, key=lambda found: found[: len(text)])
+        """Return (start, end) in `order` of the tokens that begin with `text`."""
+        start = bisect_left(self._sorted, text)
+        return start, bisect_right(self._sorted, text, start, key=lambda each: each[: len(text)])
 
     def containing(self, text: bytes) -> npt.NDArray[np.int32]:
-        """The ids of the tokens that contain `text`. An id may be repeated."""
-        if len(text) == 1:
-            return self._token[
-                self._places[self._first[text[0] << 8] : self._first[text[0] + 1 << 8]]
-            ]
+        """Return the ids of the tokens that contain `text`. An id may be repeated."""
+        if len(text) == 1:  # All pairs that begin with this byte follow one another.
+            start, end = self._first[text[0] << 8], self._first[text[0] + 1 << 8]
+            return self._token[self._places[start:end]]
         pairs = [before << 8 | after for before, after in pairwise(text)]
-        rarest = min(
-            range(len(pairs)),
-            key=lambda place: self._first[pairs[place] + 1] - self._first[pairs[place]],
-        )
+        counts = [self._first[pair + 1] - self._first[pair] for pair in pairs]
+        rarest = counts.index(min(counts))
+        # where `text` begins if its rarest pair is at one of the pair's places
         places = self._places[self._first[pairs[rarest]] : self._first[pairs[rarest] + 1]] - rarest
         tokens = self._token[places + rarest]
-        inside = (places >= self._ends[tokens] - self._sizes[tokens]) & (
+        is_inside_token = (places >= self._ends[tokens] - self._sizes[tokens]) & (
             places + len(text) <= self._ends[tokens]
         )
-        places = places[inside]
+        places = places[is_inside_token]
         for offset, symbol in enumerate(text):
             places = places[self._bytes[places + offset] == symbol]
         return np.asarray(self._token[places])
 
 
 class BadWords:
-    """The bad words of a request. The state of a text is a number, at first ROOT. Only one thread,
-    the one that decodes, may ask for masks.
+    """The bad words of a request. A text's state is that of an automaton over its bytes, at first
+    ROOT. Only the thread that decodes may ask for masks.
 
     words: bytes, none empty.
     """
@@ -124,39 +124,37 @@ class BadWords:
         self._index, self._automaton = index, Automaton(words)
         self._containing = np.zeros(len(index.texts), np.bool_)
         self._completing: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """By state, which is the beginning of a word: ranges in `order` of tokens that begin with
-        its rest."""
+        """By state: ranges in `order` of the tokens that complete a word from there."""
         for word in dict.fromkeys(words):
             state = ROOT
             for size, symbol in enumerate(word, 1):
                 state = self._automaton.step(state, symbol)
                 if 0 < len(word) - size <= index.longest:
-                    first, end = index.beginning_with(word[size:])
-                    if first < end:
-                        self._completing[state].append((first, end))
+                    start, end = index.beginning_with(word[size:])
+                    if start < end:
+                        self._completing[state].append((start, end))
             if len(word) <= index.longest:
                 self._containing[index.containing(word)] = True
         self.forbidden = lru_cache(maxsize=MAX_CACHED_MASKS)(self._forbidden)
 
     def follow(self, state: int, token: int) -> int:
-        """The state of a text after its next token."""
+        """Return the state of a text after its next token."""
         for symbol in self._index.texts[token]:
             state = self._automaton.step(state, symbol)
         return state
 
     def _forbidden(self, state: int) -> npt.NDArray[np.uint32]:
-        """[V/32] uint32: the bits of the tokens after which a text in this state would contain a
-        word."""
+        """Return the tokens that would complete a word after this state: bits, [V/32] uint32."""
         mask = np.zeros(-(-len(self._containing) // 32) * 32, np.bool_)
         mask[: len(self._containing)] = self._containing
         ranges = set[tuple[int, int]]()
         while state != ROOT:
             ranges.update(self._completing.get(state, ()))
             state = self._automaton.shorter[state]
-        taken = 0
-        for first, end in sorted(ranges, key=lambda tokens: (tokens[0], -tokens[1])):
-            # else it lies within the one before: ranges are apart, or one within the other
-            if first >= taken:
-                mask[self._index.order[first:end]] = True
-                taken = end
+        masked = 0  # the end of the last range that was masked
+        for start, end in sorted(ranges, key=lambda each: (each[0], -each[1])):
+            # Two ranges are apart, or one lies within the other: skip those within the last one.
+            if start >= masked:
+                mask[self._index.order[start:end]] = True
+                masked = end
         return np.packbits(mask, bitorder="little").view("<u4").astype(np.uint32)

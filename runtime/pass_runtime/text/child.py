@@ -2,12 +2,12 @@
 
 Chat templates are programs that come with a model, and constraints are programs that come with a
 request. Both may run for ever, take all memory, or recurse until the stack is used up, which no
-exception handler survives. So a function that reads one runs in a child process: if it exceeds a
-limit, the child ends and the caller gets `ChildStopped`.
+exception handler survives. So the functions that run them are called in child processes: if one
+exceeds a limit, its child ends, and the caller gets `ChildStopped`.
 
-Messages are JSON, each after its length in 8 bytes. A child serves one call at a time, and ends
-with its parent. With `forks`, a fork of the child serves the call: if a limit ends the fork, the
-next call needs no new set-up.
+Parent and child exchange messages in JSON, each after its length in 8 bytes. A child serves one
+call at a time, and ends with its parent. With `forks`, a fork of the child serves each call, so
+that a limit ends only the fork, and the next call needs no new set-up.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from typing import IO, Any
 from pass_runtime.errors import FORKED, PassError
 
 HEADER = struct.Struct(">Q")
+"""The length of a message."""
 WALL_SECONDS_PER_CPU_SECOND = 20
-"""The wall-clock limit of a call is this many times its limit of CPU time."""
+"""The limit of a call in wall-clock time is this many times its limit in CPU time."""
 START_SECONDS = 60
-"""The wall-clock limit of the start and set-up of a child."""
+"""The limit of the start and set-up of a child, in wall-clock time."""
 PYTHON_VARIABLE = "PASS_PYTHON"
 """The environment variable that names the interpreter of child processes."""
 ONE_THREAD_VARIABLES = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
 )
-"""Environment variables that limit the libraries in a child to one thread each."""
+"""Environment variables with which libraries in a child use one thread each."""
 CHILD_PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from pass_runtime.text.child import "
     "serve; serve({target!r})"
@@ -54,7 +55,7 @@ CHILD_PROGRAM = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call. memory_bytes: what the set-up takes is not counted."""
+    """Limits of one call. memory_bytes: of what the call takes in addition to the set-up."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -62,21 +63,19 @@ class Limits:
 
 
 class ChildStopped(PassError):
-    """The function exceeded a limit. The message is a clause, such as "it takes more than 2
-    seconds"."""
+    """The function exceeded a limit. The message is a clause: "it takes more than 2 seconds"."""
 
 
 class ChildPool:
-    """Child processes that run the same function, started when they are needed. Any thread may call
-    its methods."""
+    """Child processes for one function, started when needed. Any thread may call the methods."""
 
     def __init__(
         self, target: str, setup: object, limits: Limits, size: int = 1, *, forks: bool = False
     ) -> None:
-        """target: "module:name" of a function that takes `setup` and returns the function to call,
-        which takes one value. Values and results are JSON values. size: the most processes; further
-        callers wait. forks: every call runs in a fork of the process; `target` must then start no
-        threads."""
+        """target: "module:name" of a function that a child calls once, with `setup`, and that
+        returns the function for the calls, which takes one value. Values and results are JSON
+        values. size: the most processes; further callers wait. forks: whether every call runs in a
+        fork of the child; `target` must then start no threads."""
         self._target, self._setup, self._limits, self._forks = target, setup, limits, forks
         self._free: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(size):
@@ -86,9 +85,9 @@ class ChildPool:
         self._finalizer = weakref.finalize(self, _end_all, self._children, self._owner)
 
     def call(self, value: object) -> Any:
-        """The function's result. Raises ChildStopped if a limit is exceeded or the child ends;
-        PassError if it raises one, if no child can be started, or in a fork of the pool's process;
-        RuntimeError for its other errors."""
+        """Return the function's result for `value`. Raises ChildStopped if the function exceeds a
+        limit or its child ends; PassError if the function raises one, if no child can be started,
+        or in a fork of the pool's process; RuntimeError for other errors of the function."""
         if os.getpid() != self._owner:
             raise PassError(FORKED)
         child = self._free.get()
@@ -111,9 +110,11 @@ def _end_all(children: weakref.WeakSet[_Child], owner: int) -> None:
 
 
 class _Child:
+    """A child process, as its parent sees it."""
+
     def __init__(self, target: str, setup: object, limits: Limits, *, forks: bool) -> None:
         self._limits = limits
-        # may be missing in sys.path with an editable install
+        # An editable install may find this package in another way than by sys.path.
         package = str(Path(__file__).parents[2])
         program = CHILD_PROGRAM.format(path=[*sys.path, package], target=target)
         self._process = subprocess.Popen(
@@ -122,7 +123,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | ONE_THREAD_VARIABLES,
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # so that Ctrl-C reaches the parent alone
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -141,7 +142,7 @@ class _Child:
     def call(self, value: object) -> Any:
         try:
             answer = self._exchange([value], self._limits.cpu_seconds * WALL_SECONDS_PER_CPU_SECOND)
-        except BaseException:  # an interrupt, too: the child is not ready for another call
+        except BaseException:  # After an interrupt, too, the child cannot serve another call.
             self.kill()
             raise
         if "signal" in answer:
@@ -150,12 +151,12 @@ class _Child:
 
     def kill(self) -> None:
         if self.alive:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its fork, too
+            os.killpg(self._process.pid, signal.SIGKILL)  # the child and its fork
         self._process.wait()
 
     def __del__(self) -> None:
-        """Close the pipes. `kill` leaves them open: another thread may be reading from them."""
-        with suppress(AttributeError):  # the process did not start
+        """Close the pipes, which `kill` cannot: another thread may be reading from them."""
+        with suppress(AttributeError):  # There are no pipes if the process did not start.
             for pipe in (self._to, self._from):
                 with suppress(OSError):
                     pipe.close()
@@ -170,7 +171,7 @@ class _Child:
             raise ChildStopped(self._why_ended(-self._process.wait())) from None
 
     def _read(self, deadline: float) -> Any:
-        """The next message. Raises EOFError if the child ends before it is complete."""
+        """Return the next message. Raises EOFError if the child ends before it is complete."""
         read, size = bytearray(), HEADER.size
         with selectors.DefaultSelector() as selector:
             selector.register(self._from, selectors.EVENT_READ)
@@ -185,8 +186,8 @@ class _Child:
         return json.loads(read[HEADER.size :])
 
     def _why_ended(self, signal_number: int) -> str:
-        """The message of ChildStopped. signal_number: the signal that ended the process, or minus
-        its exit status; all but SIGPROF and SIGSEGV count as a lack of memory."""
+        """Return the message of ChildStopped. signal_number: the signal that ended the process, or
+        minus its exit status. All but SIGPROF and SIGSEGV are taken for a lack of memory."""
         if signal_number == signal.SIGPROF:
             return f"it takes more than {self._limits.cpu_seconds:g} seconds"
         if signal_number == signal.SIGSEGV:
@@ -195,7 +196,7 @@ class _Child:
 
 
 def _unwrapped(answer: Any) -> Any:
-    """The result in an answer. Raises the error in it."""
+    """Return the result in a child's answer, or raise the error in it."""
     if "error" in answer:
         raise PassError(answer["error"])
     if "bug" in answer:
@@ -205,17 +206,17 @@ def _unwrapped(answer: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def interpreter() -> str:
-    """A Python interpreter of this process's version. (If Python is embedded, as in Triton's stub,
-    `sys.executable` is not one.) Raises PassError if none is found."""
+    """Return the path of a Python interpreter of this process's version. (`sys.executable` is none
+    if Python is embedded, as in Triton's stub.) Raises PassError if none is found."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    prefix = Path(sys.base_exec_prefix, "bin")
+    directory = Path(sys.base_exec_prefix, "bin")
     name = f"python{version}"
-    names = (os.environ.get(PYTHON_VARIABLE), sys.executable, prefix / name, name, "python3")
+    names = (os.environ.get(PYTHON_VARIABLE), sys.executable, directory / name, name, "python3")
     for each in names:
         if not each or not (path := shutil.which(each)) or not Path(path).name.startswith("python"):
             continue
-        done = subprocess.run([path, "-I", "-S", "-V"], capture_output=True, text=True, check=False)
-        if done.stdout.startswith(f"Python {version}."):
+        run = subprocess.run([path, "-I", "-S", "-V"], capture_output=True, text=True, check=False)
+        if run.stdout.startswith(f"Python {version}."):
             return path
     raise PassError(
         f"no interpreter of Python {version} is found for child processes; set "
@@ -224,9 +225,9 @@ def interpreter() -> str:
 
 
 def serve(target: str) -> None:
-    """The child's main function: serves calls of `target` until standard input is closed."""
+    """Serve calls of `target` until standard input is closed: the main function of a child."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between messages
+    os.dup2(2, 1)  # so that what a library prints does not come between messages
     setup, seconds, memory, stack, forks = _next_message(source)
     try:
         module, _, name = target.partition(":")
@@ -243,7 +244,7 @@ def serve(target: str) -> None:
             if exit_code := os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]):
                 _write(sink, {"signal": -exit_code})
             continue
-        # of CPU time, after which SIGPROF ends the process
+        # SIGPROF ends the process after so many seconds of CPU time.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         answer = _answer(function, message[0])
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -253,6 +254,7 @@ def serve(target: str) -> None:
 
 
 def _answer(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    """Return the answer to a call, which `_unwrapped` reads. A lack of memory ends the process."""
     try:
         return {"result": function(value)}
     except PassError as error:
@@ -270,17 +272,18 @@ def _write(sink: IO[bytes], message: object) -> None:
 
 
 def _next_message(source: IO[bytes]) -> list[Any]:
-    """The next message, or [] at the end of the input."""
+    """Return the next message; [] at the end of the input."""
     header = source.read(HEADER.size)
     message: list[Any] = json.loads(source.read(HEADER.unpack(header)[0])) if header else []
     return message
 
 
 def _set_limit(kind: int, value: int) -> None:
+    """Lower a limit of this process to `value`, but not above the system's hard limit."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _address_space() -> int:
-    """The size of this process's virtual memory in bytes."""
+    """Return the size of this process's virtual memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -2,13 +2,12 @@
 stack.
 
 A constraint can make llguidance recurse, multiply automata and try combinations without bound.
-Compilation is deterministic, so a constraint that stays within a child's limits also does so in
-this process, in a thread with a larger stack.
+Compilation is deterministic, so a constraint that stays within the limits of a child also does so
+in this process, where a thread with a larger stack compiles it again.
 
 llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would encode
 forced text (text to which the grammar has no alternative) with added tokens, so that `{"const":
-"<|im_end|>"}` ends the text, and it would refuse tokenizers that are neither byte-level nor
-byte-fallback.
+"<|im_end|>"}` ended the text, and refuse tokenizers that are neither byte-level nor byte-fallback.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from pass_runtime.text.dead_ends import without_dead_ends
 from pass_runtime.text.detokenizer import Vocabulary
 
 MAX_FORCED_CHARACTERS = 1024
-"""How many characters of a forced text are encoded at a time."""
+"""The most characters of a forced text that are encoded at a time."""
 MAX_ERROR_CHARACTERS = 300
+"""The most characters of an error of llguidance that are shown."""
 
 
 class PlainTokenizer:
-    """Has the attributes that `llguidance.LLTokenizer` reads: the bytes of all tokens, and which
-    tokens are not text.
+    """A tokenizer for `llguidance.LLTokenizer`, with the attributes that this reads: the bytes of
+    all tokens, and which tokens are not text.
 
     Added tokens are not text: a grammar can only name them by id (`<[7]>`), and text that spells
     one is written with other tokens. Two kinds of added tokens are text, though, unless they are
@@ -49,44 +49,46 @@ class PlainTokenizer:
         self.eos_token_id = end_tokens[0]
         self.tokens = Vocabulary(tokenizer).all_bytes(vocab_size)
         self._encoder = _without_added_tokens(tokenizer)
-        added = {
-            n: token for n, token in tokenizer.get_added_tokens_decoder().items() if n < vocab_size
-        }
-        for n, token in added.items():  # special tokens, too, which `Vocabulary` gives no bytes
-            self.tokens[n] = token.content.encode()
+        decoder = tokenizer.get_added_tokens_decoder()
+        added = {token: info for token, info in decoder.items() if token < vocab_size}
+        for token, info in added.items():  # `Vocabulary` has no bytes for special tokens.
+            self.tokens[token] = info.content.encode()
         self._no_text = {*added, *end_tokens}
-        self._by_bytes = {
-            each: n
-            for n, each in reversed([*enumerate(self.tokens)])
-            if each and n not in self._no_text
-        }
+        self._by_bytes: dict[bytes, int] = {}  # the lowest id with these bytes that is text
+        for token, text in enumerate(self.tokens):
+            if text and token not in self._no_text:
+                self._by_bytes.setdefault(text, token)
         self._longest = max(map(len, self._by_bytes), default=0)
-        for n in [n for n, token in added.items() if not token.special and n not in end_tokens]:
-            if self.tokens[n].isspace() or not self._is_written(self.tokens[n].decode()):
-                self._no_text.remove(n)
-                self._by_bytes.setdefault(self.tokens[n], n)
-                self._longest = max(self._longest, len(self.tokens[n]))
+        for token, info in added.items():
+            text = self.tokens[token]
+            if info.special or token in end_tokens:
+                continue
+            if text.isspace() or not self._is_writable(text.decode()):
+                self._no_text.remove(token)
+                self._by_bytes.setdefault(text, token)
+                self._longest = max(self._longest, len(text))
         self.special_token_ids = sorted(self._no_text)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens that write `text`: those of the tokenizer if their bytes are the text's, else
-        the longest ones from left to right, up to the first byte that no token can write. Only
-        MAX_FORCED_CHARACTERS are read, because llguidance has the forced text tokenized again for
-        every token."""
+        """Return the tokens that write `text`: those of the tokenizer if they are text and their
+        bytes are those of `text`, or else the longest tokens from left to right, up to the first
+        byte that no token can write. Only MAX_FORCED_CHARACTERS are read, because llguidance has
+        the forced text tokenized again for every token."""
         text = text[:MAX_FORCED_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
-        is_plain = self._no_text.isdisjoint(ids)
-        if is_plain and b"".join([self.tokens[i] for i in ids]) == text.encode():
+        if self._no_text.isdisjoint(ids) and self._written(ids) == text.encode():
             return ids
         return self._longest_tokens(text.encode())
 
-    def _is_written(self, text: str) -> bool:
+    def _is_writable(self, text: str) -> bool:
         """Whether tokens that are text can write all of `text`."""
-        return (
-            b"".join(self.tokens[i] for i in self._longest_tokens(text.encode())) == text.encode()
-        )
+        return self._written(self._longest_tokens(text.encode())) == text.encode()
+
+    def _written(self, ids: Sequence[int]) -> bytes:
+        return b"".join([self.tokens[token] for token in ids])
 
     def _longest_tokens(self, text: bytes) -> list[int]:
+        """Return the longest tokens from left to right, up to a byte that none can write."""
         ids: list[int] = []
         place = 0
         while place < len(text):
@@ -101,23 +103,23 @@ class PlainTokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer that adds no tokens and encodes the text of added tokens as plain text."""
-    written = json.loads(tokenizer.to_str())
-    written |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
+    """Return a tokenizer that adds no tokens, and for which added tokens are plain text."""
+    fields = json.loads(tokenizer.to_str())
+    fields |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     for name in ("normalizer", "pre_tokenizer"):
-        written[name] = _without_prefix(written[name])
-    return Tokenizer.from_str(json.dumps(written))
+        fields[name] = _without_prefix(fields[name])
+    return Tokenizer.from_str(json.dumps(fields))
 
 
 def _without_prefix(step: Any) -> Any:
-    """A normalizer or pre-tokenizer that adds no space before a text; None if it does no more."""
+    """Return a normalizer or pre-tokenizer that does the same as `step`, but adds no space before a
+    text; None if nothing else is left to do."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
         name = "normalizers" if "normalizers" in step else "pretokenizers"
-        return step | {
-            name: [left for each in step[name] if (left := _without_prefix(each)) is not None]
-        }
+        steps = map(_without_prefix, step[name])
+        return step | {name: [each for each in steps if each is not None]}
     if step["type"] == "Metaspace":
         return step | {"prepend_scheme": "never"}
     return step | {"add_prefix_space": False} if "add_prefix_space" in step else step
@@ -129,17 +131,18 @@ STEP_LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-"""llguidance's limits: two for a mask (about 10 ms), one for lexer states (2 to 7 KB each)."""
+"""llguidance's limits: two for a mask's work (about 10 ms), one for lexer states (2 to 7 KB
+each)."""
 NO_TOKEN = "NoExtension"
-"""The beginning of llguidance's error if no token can follow and the text is not complete."""
+"""The beginning of llguidance's error if the text is not complete, and no token can follow."""
 
 
 class Compiler:
-    """Compiles constraints for one model. Any thread may call it, but only one at a time."""
+    """Compiles constraints for one model. Any thread may call `compile`, but only one at a time."""
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """tokenizer: the content of tokenizer.json. end_tokens: the ids that end a text, at least
-        one."""
+        """tokenizer: the content of tokenizer.json. end_tokens: the ids that end a text, not
+        none."""
         from llguidance import LLParserLimits, LLTokenizer
 
         plain: Any = PlainTokenizer(Tokenizer.from_str(tokenizer), vocab_size, end_tokens)
@@ -147,8 +150,8 @@ class Compiler:
         self._limits = LLParserLimits(**STEP_LIMITS)
 
     def compile(self, constraint: Constraint) -> Any:
-        """An `llguidance.LLMatcher` in its first state. Raises PassError if the constraint is not
-        valid."""
+        """Return an `llguidance.LLMatcher`, the state of a text in its grammar, for an empty text.
+        Raises PassError if the constraint is not valid."""
         from llguidance import LLMatcher
 
         try:
@@ -163,9 +166,9 @@ class Compiler:
 
 
 def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that child processes run. setup: the arguments of `Compiler`. It takes the
-    fields of a `Constraint`, and returns {"bytes": the memory that compiling took}, or {"refused":
-    why it is not valid or cannot be followed}."""
+    """Return the function that child processes run (see `child.ChildPool`). It takes the fields of
+    a `Constraint`, and returns {"bytes": the memory that compiling took}, or {"refused": why the
+    constraint is not valid or cannot be followed}. setup: the arguments of `Compiler`."""
     compiler = Compiler(**setup)
 
     def check(fields: dict[str, Any]) -> dict[str, Any]:
@@ -183,16 +186,17 @@ def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _try(matcher: Any) -> None:
-    """Take the first forced tokens and one more token. The caller checks `is_error`."""
+    """Let the text begin with the forced tokens and one more. The caller checks `is_error`."""
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if not matcher.is_error() and mask:
-        matcher.try_consume_tokens([(mask & -mask).bit_length() - 1])
+        lowest = (mask & -mask).bit_length() - 1  # the first token that is allowed
+        matcher.try_consume_tokens([lowest])
         matcher.compute_bitmask()
 
 
-def problem(error: str) -> str:
-    """An error of llguidance as a clause in one line, of at most MAX_ERROR_CHARACTERS."""
+def error_clause(error: str) -> str:
+    """Return an error of llguidance as one line, a clause of at most MAX_ERROR_CHARACTERS."""
     if error.startswith(NO_TOKEN):
         return "the model has no token that could follow"
     line = " ".join(error.replace("<non-verbose/>", "").split())
@@ -200,7 +204,7 @@ def problem(error: str) -> str:
 
 
 def _grammar(constraint: Constraint) -> str:
-    """The constraint as a grammar in llguidance's own format."""
+    """Return the constraint as a grammar in llguidance's own format."""
     from llguidance import LLMatcher
 
     if constraint.json_object:
@@ -218,51 +222,53 @@ def _grammar(constraint: Constraint) -> str:
 
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
-"""A rule of `Constraint.lark` with a JSON schema."""
+"""A grammar's rule for a JSON schema, as `Constraint.lark` writes it: its name, and the schema."""
 
 
 def _without_dead_ends(rule: re.Match[str]) -> str:
+    """Return a match of _SCHEMA_RULE with the dead ends taken out of its schema."""
     try:
         return rule[1] + _finite(json.loads(rule[2]))
-    except ValueError:  # llguidance says what is wrong
+    except ValueError:  # It is no JSON, of which llguidance will say what is wrong.
         return rule[0]
 
 
 def _finite(schema: Any) -> str:
-    """A schema without dead ends. Raises PassError if it has no finite value."""
-    if (found := without_dead_ends(schema)) is False and schema is not False:
+    """Return a schema without dead ends as JSON. Raises PassError if it has no finite value."""
+    if (finite := without_dead_ends(schema)) is False and schema is not False:
         title = f" of {schema['title']}" if isinstance(schema.get("title"), str) else ""
         raise PassError(
             f"the json_schema{title} is not valid: no value of it ends, because a required part "
             "contains itself by $ref; leave that part out of required"
         )
-    return json.dumps(found, ensure_ascii=False)
+    return json.dumps(finite, ensure_ascii=False)
 
 
 def _refused(constraint: Constraint, why: str) -> PassError:
-    """The error of a constraint. A schema in a grammar is named by its title, and the place in it
-    by its path: users did not write the grammar."""
-    kind, of_schema = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
-    texts = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
-    if of_schema and texts:
-        alone = {text: error for text in texts if (error := _error_of(text))}
-        kind, why = "json_schema", next(iter(alone.values()), of_schema.partition("\n")[0])
-        texts = list(alone)[:1]
-        kind += _title(texts[0]) if texts else ""
-    for text in [constraint.schema] if constraint.schema else texts:
+    """Return the error of a constraint that is not valid. why: llguidance's error.
+
+    The grammar may be one that the server made of the schemas of tools. Users did not write it, so
+    the error then names the schema by its title, and the part of the schema by its path."""
+    kind, schema_error = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
+    schemas = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
+    if schema_error and schemas:
+        errors = {schema: error for schema in schemas if (error := _error_of(schema))}
+        kind, why = "json_schema", next(iter(errors.values()), schema_error.partition("\n")[0])
+        schemas = list(errors)[:1]
+        kind += _title(schemas[0]) if schemas else ""
+    for schema in [constraint.schema] if constraint.schema else schemas:
         try:
-            schema = json.loads(text)
-            path = _place(schema, why)
+            path = _path(json.loads(schema), why)
         except (ValueError, RecursionError):
             continue
         if path is not None:
-            why = f"{problem(why)}, at {'.'.join(path) or 'the top'}: leave it out"
+            why = f"{error_clause(why)}, at {'.'.join(path) or 'the top'}: leave it out"
             break
-    return PassError(f"the {kind} is not valid: {problem(why)}")
+    return PassError(f"the {kind} is not valid: {error_clause(why)}")
 
 
 def _error_of(schema: str) -> str:
-    """llguidance's error for a JSON schema by itself; empty if it compiles."""
+    """Return llguidance's error for a JSON schema by itself; "" if it compiles."""
     from llguidance import LLMatcher, LLTokenizer
 
     try:
@@ -273,7 +279,7 @@ def _error_of(schema: str) -> str:
 
 
 def _title(schema: str) -> str:
-    """The words that name a schema by its title, which is the tool's name for a tool."""
+    """Return " of " and a schema's title (for a tool, the tool's name); "" without a title."""
     try:
         title = json.loads(schema).get("title")
     except (ValueError, RecursionError):
@@ -281,8 +287,8 @@ def _title(schema: str) -> str:
     return f" of {title}" if isinstance(title, str) else ""
 
 
-def _place(schema: Any, why: str) -> list[str] | None:
-    """The path to the keyword that llguidance's error names; None if it names none."""
+def _path(schema: Any, why: str) -> list[str] | None:
+    """Return the path to the keyword that llguidance's error `why` names; None without one."""
     if isinstance(schema, dict):
         if f"Unknown format: {schema.get('format')}" == why.strip():
             return ["format"]
@@ -294,12 +300,12 @@ def _place(schema: Any, why: str) -> list[str] | None:
         return None
     parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
     for key, part in parts:
-        if (path := _place(part, why)) is not None:
+        if (path := _path(part, why)) is not None:
             return [str(key), *path]
     return None
 
 
 def _memory() -> int:
-    """The resident memory of this process in bytes, without mapped files."""
-    resident, of_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
-    return (resident - of_files) * resource.getpagesize()
+    """Return the resident memory of this process in bytes, without mapped files."""
+    resident, mapped_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - mapped_files) * resource.getpagesize()

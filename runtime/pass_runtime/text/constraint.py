@@ -1,4 +1,4 @@
-"""What a text must look like: JSON, a regular expression, one of a few choices, or a grammar."""
+"""The constraint of a request: JSON, a regular expression, choices or a grammar for its text."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pass_runtime.bundle.values import flag, short_repr, text
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The only format in which JSON is written: on one line, with ", " and ": ". Otherwise the model
+"""How JSON is written, as options of llguidance: on one line, with ", " and ": ". Otherwise a model
 could write white space for ever, and no text between two values would be forced."""
 MAX_GRAMMAR_BYTES = 1 << 20
-"""The most bytes of a grammar, schema, regular expression or list of choices."""
+"""The most bytes of a grammar, a schema, a regular expression, or all choices together."""
 
 
 @dataclass(frozen=True)
 class Constraint:
     """What the whole text must match. Exactly one of the fields is set.
 
-    json_schema: a JSON schema (JSON text, or what `json.loads` makes of it). json_object: any JSON
-    object. regex: a regular expression in the syntax of Rust's crate regex. choice: the text is one
-    of these. grammar: a context-free grammar in llguidance's variant of Lark's EBNF.
+    json_schema: the text is JSON that follows this schema, which is JSON text or what `json.loads`
+    makes of it. json_object: the text is any JSON object. regex: the text matches a regular
+    expression in the syntax of Rust's crate regex. choice: the text is one of these. grammar: the
+    text follows a context-free grammar in llguidance's variant of Lark's EBNF.
 
-    Raises PassError if none or several are set, or if one has the wrong type, more than
-    MAX_GRAMMAR_BYTES, or a lone surrogate. Whether a grammar is valid is checked when a request
-    begins.
+    Raises PassError if no field or several are set, or if one has the wrong type, more than
+    MAX_GRAMMAR_BYTES, or a lone surrogate. Whether it is valid is checked when a request begins.
     """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -51,9 +51,9 @@ class Constraint:
             object.__setattr__(self, "json_schema", _json_text(self.json_schema))
         given = [name for name, is_set in self._set.items() if is_set]
         if len(given) != 1:
-            found = " and ".join(given) if given else "none"
             raise PassError(
-                f"a constraint has exactly one of {', '.join(self._set)}; this one has {found}"
+                f"a constraint has exactly one of {', '.join(self._set)}; this one has "
+                f"{' and '.join(given) or 'none'}"
             )
         parts = (self.regex or "", self.grammar or "", *self.choice, self.schema)
         try:
@@ -70,7 +70,7 @@ class Constraint:
 
     @property
     def _set(self) -> Mapping[str, bool]:
-        """Which fields are set."""
+        """For each field, whether it is set."""
         return {
             "json_schema": self.json_schema is not None,
             "json_object": self.json_object,
@@ -81,11 +81,11 @@ class Constraint:
 
     @property
     def schema(self) -> str:
-        """The JSON schema as JSON text, "" if there is none."""
+        """The JSON schema as JSON text; "" if there is none."""
         return self.json_schema if isinstance(self.json_schema, str) else ""
 
     def lark(self, name: str) -> str:
-        """The constraint as rules in llguidance's variant of Lark. The first rule is `name`."""
+        """Return the constraint as grammar rules in llguidance's Lark; the first is `name`."""
         if self.json_object or self.schema:
             schema = json.loads(self.schema or '{"type": "object"}')
             if isinstance(schema, bool):
@@ -94,25 +94,26 @@ class Constraint:
             return f"{name}: %json {json.dumps(form, ensure_ascii=False)}"
         if self.regex is not None:
             return f"{name}: {_lark_regex(self.regex)}"
-        if self.choice:  # one terminal: a rule for every choice would be too complex
+        if self.choice:  # As one terminal: with a rule for every choice it would be too complex.
             written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in self.choice)
             return f"{name}: {name.upper()}\n{name.upper()}: {written}"
         return f"{name}: %lark {{\n{self.grammar}\n}}"
 
 
 def _lark_regex(pattern: str) -> str:
-    """The expression between slashes, with the slashes and line breaks in it escaped."""
+    """Return `pattern` for Lark: between slashes, with its slashes and line breaks escaped."""
     written, escaped = "", False
     for character in pattern:
-        written += (
-            "\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character
-        )
+        if character == "/" and not escaped:
+            written += "\\/"
+        else:
+            written += "\\n" if character == "\n" else character
         escaped = character == "\\" and not escaped
     return f"/(?:{written})/"
 
 
 def _json_text(schema: object) -> str:
-    """A JSON schema as JSON text. Raises PassError if it is not one."""
+    """Return a JSON schema as JSON text. Raises PassError if `schema` is none."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         written = json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,9 @@
-"""Takes dead ends out of JSON schemas: what a text may begin with, but never end.
+"""Takes dead ends out of JSON schemas: parts that a text may begin, but can never end.
 
-llguidance looks at a part of a schema when the text gets there. So it lets a text begin an optional
-property, an item or an alternative that has no finite value (a loop of `$ref`), and a comma before
-properties of a pattern whose only names are used already. Here such parts become `false`, and
-patterns with few names become properties.
+llguidance looks at a part of a schema only when the text gets there. So it lets a text begin an
+optional property, an item or an alternative that has no finite value (a loop of `$ref`), and write
+a comma before properties of a pattern (`patternProperties`) whose names are all used already. Here
+the former parts become `false`, and patterns that match few names become properties.
 """
 
 from __future__ import annotations
@@ -15,56 +15,60 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 MAX_NAMES, MAX_NAME_BYTES = 64, 256
-"""A pattern with more names, or longer ones, stays a pattern."""
+"""A pattern that matches more names, or longer ones, stays a pattern."""
 MAX_STEPS = 100_000
-"""The most looks at parts of a schema, as schemas can refer to one another without bound."""
+"""The most looks at parts of a schema, as parts can refer to one another without bound."""
 PARTS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value has schemas by name."""
 OPTIONAL = ("additionalProperties", "additionalItems", "items")
-"""Keywords whose schema no value need meet."""
+"""Keywords whose value is a schema of parts that a text need not have."""
 SINGLE = (*OPTIONAL, "not", "if", "then", "else", "contains", "propertyNames")
+"""Keywords whose value is a schema."""
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+"""Keywords whose value is a list of schemas."""
 
 
 def without_dead_ends(schema: Any) -> Any:
-    """A schema with the same finite values; False if there are none. It is not changed itself. A
-    schema that takes more than MAX_STEPS, or is nested too deep, is returned as it is: llguidance
-    has limits, too."""
+    """Return a schema with the same finite values as `schema`, which is not changed; False if it
+    has none. A schema that takes more than MAX_STEPS or is nested too deep is returned
+    unchanged."""
     try:
-        found = _with_names_of_patterns(schema)
-        finite = _Finite(found)
-        if not finite.endless:
-            return found
-        return _without_endless(found, finite) if finite.has(found) else False
-    except (_TooMuch, RecursionError):
+        listed = _with_names_of_patterns(schema)
+        finite = _Finite(listed)
+        if not finite.has_endless_refs:
+            return listed
+        return _without_endless(listed, finite) if finite.has(listed) else False
+    except (_TooManyStepsError, RecursionError):
         return schema
 
 
-class _TooMuch(Exception):
-    """More than MAX_STEPS."""
+class _TooManyStepsError(Exception):
+    """The schema takes more than MAX_STEPS."""
 
 
 class _Finite:
-    """Which schemas have a finite value, by the `$ref` targets that have one. endless: whether a
-    target has none."""
+    """Finds which parts of the schema `root` have a finite value. has_endless_refs: whether a
+    `$ref` leads to a part without one."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._known: set[str] = set()
         self._steps = 0
+        # Each round adds the `$ref`s whose target has a finite value, given those found before.
+        self._finite_refs: set[str] = set()
         left = set(_refs(root))
-        while found := {ref for ref in left if self.has(self._target(ref))}:
-            self._known |= found
-            left -= found
-        self.endless = bool(left)
+        while newly_finite := {ref for ref in left if self.has(self._target(ref))}:
+            self._finite_refs |= newly_finite
+            left -= newly_finite
+        self.has_endless_refs = bool(left)
 
     def has(self, schema: Any) -> bool:
-        """Whether a schema has a finite value, as far as `$ref`, types and required parts tell."""
+        """Whether a schema has a finite value, judged by `$ref`, types and required parts."""
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise _TooMuch
+            raise _TooManyStepsError
         if not isinstance(schema, dict):
             return schema is not False
-        if "$ref" in schema and schema["$ref"] not in self._known:
+        if "$ref" in schema and schema["$ref"] not in self._finite_refs:
             return False
         if not all(self.has(each) for each in _list(schema, "allOf")):
             return False
@@ -73,11 +77,12 @@ class _Finite:
                 return False
         types = schema.get("type")
         types = types if isinstance(types, list) else [types]
-        kinds = {"object": self._has_object, "array": self._has_array}
-        return any(each not in kinds or kinds[each](schema) for each in types)
+        checks = {"object": self._has_object, "array": self._has_array}
+        return any(each not in checks or checks[each](schema) for each in types)
 
     def _has_object(self, schema: Mapping[str, Any]) -> bool:
         properties = _dict(schema, "properties")
+        # A name that matches a pattern is taken to have a finite value.
         has_patterns = bool(schema.get("patternProperties"))
         other = has_patterns or schema.get("additionalProperties", True)
         return all(
@@ -87,142 +92,150 @@ class _Finite:
         )
 
     def _has_array(self, schema: Mapping[str, Any]) -> bool:
-        least, (first_name, rest_name) = schema.get("minItems", 0), _item_keywords(schema)
-        if not isinstance(least, int | float) or least <= 0:
+        min_items, (first_name, rest_name) = schema.get("minItems", 0), _item_keywords(schema)
+        if not isinstance(min_items, int | float) or min_items <= 0:
             return True
         first = _list(schema, first_name)
-        rest = True if least <= len(first) else self.has(schema.get(rest_name, True))
-        return rest and all(self.has(each) for each in first[: int(least)])
+        if min_items > len(first) and not self.has(schema.get(rest_name, True)):
+            return False
+        return all(self.has(each) for each in first[: int(min_items)])
 
     def _target(self, ref: str) -> Any:
-        """What a `$ref` in this schema leads to; True if it leads elsewhere."""
+        """Return the part to which a `$ref` leads; True, a finite schema, if it leads elsewhere."""
         base = _text(self._root, "$id")
         url, fragment = urldefrag(urljoin(base, ref))
-        found = self._root
+        part = self._root
         if url != urldefrag(base).url:
-            found = _first_part(self._root, lambda part: urljoin(base, _text(part, "$id")) == url)
-        begin, *keys = unquote(fragment).split("/")
-        if begin:
-            found = _first_part(found, lambda part: _text(part, "$anchor") == begin)
+            part = _first_part(self._root, lambda each: urljoin(base, _text(each, "$id")) == url)
+        anchor, *keys = unquote(fragment).split("/")
+        if anchor:
+            part = _first_part(part, lambda each: _text(each, "$anchor") == anchor)
         for key in (each.replace("~1", "/").replace("~0", "~") for each in keys):
-            if isinstance(found, list) and key.isdigit() and int(key) < len(found):
-                found = found[int(key)]
-            elif isinstance(found, dict) and key in found:
-                found = found[key]
+            if isinstance(part, list) and key.isdigit() and int(key) < len(part):
+                part = part[int(key)]
+            elif isinstance(part, dict) and key in part:
+                part = part[key]
             else:
-                return True  # llguidance says what is wrong
-        return found
+                return True  # llguidance will say what is wrong.
+        return part
 
 
-def _first_part(schema: Any, is_it: Callable[[Any], bool]) -> Any:
-    """The first part of a schema that is sought; True if there is none."""
-    if isinstance(schema, dict) and is_it(schema):
+def _first_part(schema: Any, is_wanted: Callable[[Any], bool]) -> Any:
+    """Return the first wanted object of a schema, or itself; True if none is wanted."""
+    if isinstance(schema, dict) and is_wanted(schema):
         return schema
-    parts = (
-        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    )
-    return next((found for part in parts if (found := _first_part(part, is_it)) is not True), True)
+    wanted = (_first_part(part, is_wanted) for part in _parts(schema))
+    return next((part for part in wanted if part is not True), True)
+
+
+def _parts(schema: Any) -> list[Any]:
+    """Return what an object or list has one level down."""
+    if isinstance(schema, dict):
+        return list(schema.values())
+    return schema if isinstance(schema, list) else []
 
 
 def _text(schema: Any, name: str) -> str:
-    return found if isinstance(schema, dict) and isinstance(found := schema.get(name), str) else ""
+    value = schema.get(name) if isinstance(schema, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """The keywords of an array's first items and of its others, in JSON Schema 2019 or 2020."""
+    """Return the keywords for an array's first items, each with a schema of its own, and for its
+    other items: those of JSON Schema 2019 or of 2020."""
     if isinstance(schema.get("items"), list):
         return "items", "additionalItems"
     return "prefixItems", "items"
 
 
 def _without_endless(schema: Any, finite: _Finite) -> Any:
-    """`schema` with `false` for parts that have no finite value and that a text need not have."""
+    """Return `schema` with `false` for parts without a finite value that a text need not have."""
     if not isinstance(schema, dict):
         return schema
 
     def part(value: Any, *, optional: bool) -> Any:
         return False if optional and not finite.has(value) else _without_endless(value, finite)
 
-    found = dict(schema)
+    changed = dict(schema)
     required = _list(schema, "required")
     for name in PARTS:
         if isinstance(schema.get(name), dict):
             of_objects = name in ("properties", "patternProperties")
-            found[name] = {
+            changed[name] = {
                 key: part(each, optional=of_objects and key not in required)
                 for key, each in schema[name].items()
             }
     for name in SINGLE:
         if isinstance(schema.get(name), dict):
-            found[name] = part(schema[name], optional=name in OPTIONAL)
+            changed[name] = part(schema[name], optional=name in OPTIONAL)
     for name in LISTS:
         if isinstance(schema.get(name), list):
-            parts = [part(each, optional=name in ("anyOf", "oneOf")) for each in schema[name]]
-            found[name] = [
-                each for each in parts if each is not False or name not in ("anyOf", "oneOf")
-            ] or [False]
+            are_choices = name in ("anyOf", "oneOf")
+            parts = [part(each, optional=are_choices) for each in schema[name]]
+            kept = [each for each in parts if each is not False or not are_choices]
+            changed[name] = kept or [False]
     first, rest = _item_keywords(schema)
     endless = (i for i, each in enumerate(_list(schema, first)) if not finite.has(each))
     if (end := next(endless, None)) is not None:
-        found |= {first: found[first][:end], rest: False}  # an array ends before it
-    return found
+        # The array ends before the first item that has no finite value.
+        changed |= {first: changed[first][:end], rest: False}
+    return changed
 
 
 def _with_names_of_patterns(schema: Any) -> Any:
-    """`schema` with properties in place of `patternProperties` that have few names."""
+    """Return `schema` with properties in place of the `patternProperties` that match few names."""
     if isinstance(schema, list):
         return [_with_names_of_patterns(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {
-        key: each
-        if key in ("enum", "const", "default", "examples")
-        else _with_names_of_patterns(each)
+    values = ("enum", "const", "default", "examples")  # These keywords have no schemas.
+    changed = {
+        key: each if key in values else _with_names_of_patterns(each)
         for key, each in schema.items()
     }
-    patterns = _dict(found, "patternProperties")
-    names = {pattern: names for pattern in patterns if (names := _names(pattern)) is not None}
-    if not names:
-        return found
-    properties = dict(_dict(found, "properties"))
-    for pattern, words in names.items():
-        for name in words:
-            both = [properties[name], patterns[pattern]] if name in properties else []
-            properties[name] = {"allOf": both} if both and both[0] != both[1] else patterns[pattern]
-    left = {pattern: value for pattern, value in patterns.items() if pattern not in names}
-    return found | {"properties": properties, "patternProperties": left}
+    patterns = _dict(changed, "patternProperties")
+    names_of = {pattern: names for pattern in patterns if (names := _names(pattern)) is not None}
+    if not names_of:
+        return changed
+    properties = dict(_dict(changed, "properties"))
+    for pattern, names in names_of.items():
+        part = patterns[pattern]
+        for name in names:  # A value must also follow the schema that its name has already.
+            before = properties.get(name, part)
+            properties[name] = part if before == part else {"allOf": [before, part]}
+    left = {pattern: part for pattern, part in patterns.items() if pattern not in names_of}
+    return changed | {"properties": properties, "patternProperties": left}
 
 
 @lru_cache(1024)
 def _names(pattern: str) -> list[str] | None:
-    """All names that a pattern matches; None if there are more than MAX_NAMES, or a longer one than
-    MAX_NAME_BYTES. llguidance itself writes them, byte by byte, so they are those that it would let
-    a text have."""
+    """Return all names that a pattern matches; None if there are more than MAX_NAMES, or one is
+    longer than MAX_NAME_BYTES. They are found as llguidance lets a text write them."""
     from llguidance import LLMatcher
 
     grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
-    matcher = LLMatcher(_bytes(), grammar, log_level=0)
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
     if matcher.is_error():
         return [] if "Regex is empty" in matcher.get_error() else None
-    found: list[str] = []
-    begun = [(matcher, b"")]
+    names: list[str] = []
+    beginnings = [(matcher, b"")]  # of names, all of the same length
     for _ in range(MAX_NAME_BYTES):
         longer: list[tuple[Any, bytes]] = []
-        for matcher, text in begun:
+        for matcher, text in beginnings:
             if matcher.is_accepting():
-                found.append(json.loads(text))
+                names.append(json.loads(text))
             for byte in _allowed_bytes(matcher):
-                if len(found) + len(longer) == MAX_NAMES:  # every beginning has an end of its own
+                if len(names) + len(longer) == MAX_NAMES:  # Each beginning is that of another name.
                     return None
                 longer.append((matcher.deep_copy(), text + bytes([byte])))
                 longer[-1][0].consume_token(byte)
-        begun = longer
-    return None if begun else found
+        beginnings = longer
+    return None if beginnings else names
 
 
 @cache
-def _bytes() -> Any:
-    """A tokenizer whose tokens are the 256 bytes, and one that ends a text."""
+def _byte_tokenizer() -> Any:
+    """Return a tokenizer whose tokens are the 256 bytes, and one that ends a text."""
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")
@@ -234,19 +247,16 @@ def _allowed_bytes(matcher: Any) -> list[int]:
 
 
 def _refs(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        for each in schema.values():
-            yield from _refs(each)
-    elif isinstance(schema, list):
-        for each in schema:
-            yield from _refs(each)
+    """Yield every `$ref` in a schema."""
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        yield schema["$ref"]
+    for part in _parts(schema):
+        yield from _refs(part)
 
 
 def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
-    return found if isinstance(found := schema.get(name), list) else []
+    return value if isinstance(value := schema.get(name), list) else []
 
 
 def _dict(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return found if isinstance(found := schema.get(name), dict) else {}
+    return value if isinstance(value := schema.get(name), dict) else {}

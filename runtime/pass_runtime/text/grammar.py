@@ -1,11 +1,10 @@
-"""Compiles constraints to grammars, and keeps the state of a text in its grammar.
+"""Compiles constraints to grammars (`Grammars`), and follows the state of a text in its grammar
+(`GrammarState`).
 
-There are three queues. A constraint is first compiled in a child process within QUICK_LIMITS. If it
-exceeds them, it is compiled in another child within LONG_LIMITS. If a child succeeds, a thread of
-this process compiles it. So constraints that compile quickly, as nearly all do, do not wait for
-slow ones, and texts without one never wait.
-
-A state computes which tokens may follow, within a budget of CPU time.
+A constraint goes through up to three queues. It is first compiled in a child process within
+QUICK_LIMITS. If it exceeds these limits, it is compiled in another child within LONG_LIMITS. If a
+child has compiled it, a thread of this process compiles it again. So constraints that compile
+quickly, as nearly all do, do not wait for slow ones, and texts without a constraint never wait.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from tokenizers import Tokenizer
 
 from pass_runtime.errors import FORKED, PassError
 from pass_runtime.text.child import ChildPool, ChildStopped, Limits
-from pass_runtime.text.compiler import Compiler, problem
+from pass_runtime.text.compiler import Compiler, error_clause
 from pass_runtime.text.constraint import Constraint
 
 START_CPU_SECONDS = 0.1
 ROW_CPU_SECONDS = 0.002
-"""A text may take CPU time of START_CPU_SECONDS + ROW_CPU_SECONDS * (rows of its masks so far).
-`compiler.STEP_LIMITS` bound each mask. This bounds their sum, because the thread that computes the
-masks decodes all other texts, too."""
+"""The masks of a text (the sets of tokens that may follow, one for each row) may take CPU time of
+START_CPU_SECONDS + ROW_CPU_SECONDS * (how many there were so far), because the thread that computes
+them decodes all other texts, too. `compiler.STEP_LIMITS` limit each mask."""
 
 
 class ConstraintStopped(PassError):
@@ -45,22 +44,21 @@ class ConstraintStopped(PassError):
 
 @dataclass
 class CpuUsage:
-    """seconds: the CPU time of all masks that were computed with one compiled grammar. The
-    grammar's memory grows with it: the states of its lexer are kept, and all texts share them."""
+    """How much one compiled grammar was used. seconds: the CPU time of all masks computed with it.
+    The grammar's memory grows with these: it keeps the states of its lexer, for all texts."""
 
     seconds: float = 0.0
 
 
 class GrammarState:
-    """The state of one text in its grammar. Every method raises ConstraintStopped if the text
-    cannot go on."""
+    """One text's state in its grammar. Methods raise ConstraintStopped if the text cannot go on."""
 
     def __init__(self, matcher: Any, end_tokens: Sequence[int], usage: CpuUsage) -> None:
         self._matcher, self._end_tokens, self._usage = matcher, end_tokens, usage
         self._seconds, self._rows = 0.0, 0
 
     def copy(self) -> GrammarState:
-        """An equal state for another text, with its own budget."""
+        """Return an equal state for another text, which has its own budget of CPU time."""
         return GrammarState(self._matcher.deep_copy(), self._end_tokens, self._usage)
 
     def advance(self, token: int) -> None:
@@ -70,9 +68,9 @@ class GrammarState:
                 raise self._stopped()
 
     def fill(self, allowed: npt.NDArray[np.uint32], drafts: Sequence[int]) -> None:
-        """Set in row i of `allowed` [len(drafts)+1,V/32] the bits of the tokens that may follow the
-        text and drafts[:i]. Rows after a draft that the grammar forbids, or that ends the text, are
-        left as they are."""
+        """Write the set of tokens that may follow the text and drafts[:i] into row i of `allowed`
+        [P,V/32], a bit for each token. Rows after a draft that the grammar forbids or that ends the
+        text, and rows without a draft, are left as they are."""
         with self._timed():
             self._fill(allowed, drafts)
 
@@ -94,18 +92,18 @@ class GrammarState:
                 self._matcher.rollback(taken)
 
     def forced(self) -> tuple[int, ...]:
-        """The next tokens as far as there is only one choice; () if there are several."""
+        """Return the next tokens as far as the grammar leaves no choice; () if it leaves one."""
         with self._timed():
             return tuple(self._matcher.compute_ff_tokens())
 
     def _stopped(self) -> ConstraintStopped:
         return ConstraintStopped(
-            f"the constraint cannot be followed further: {problem(self._matcher.get_error())}"
+            f"the constraint cannot be followed further: {error_clause(self._matcher.get_error())}"
         )
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count a block's CPU time. Raises ConstraintStopped if the budget is exceeded."""
+        """Count the CPU time of a block. Raises ConstraintStopped if it exceeds the budget."""
         started = time.thread_time()
         yield
         spent = time.thread_time() - started
@@ -120,22 +118,23 @@ class GrammarState:
 
 MIB = 1 << 20
 CHECKER = "pass_runtime.text.compiler:make_checker"
+"""What the children run (see `ChildPool`)."""
 CHILD_STACK_BYTES = 2 * MIB
 QUICK_LIMITS = Limits(0.25, 256 * MIB, CHILD_STACK_BYTES)
 LONG_LIMITS = Limits(2.0, 256 * MIB, CHILD_STACK_BYTES)
-"""What the two children may take for a constraint."""
+"""What the first and the second child may take for a constraint."""
 THREAD_STACK_BYTES = 8 * CHILD_STACK_BYTES
-"""The stack of the thread that compiles after a child: larger, so that it suffices as well."""
+"""The stack of the thread that compiles after a child, larger than the child's to be enough."""
 MAX_QUICK_JOBS, MAX_LONG_JOBS = 128, 16
-"""The most constraints in the queues of the two children."""
+"""The most constraints in the queues of the first and the second child."""
 MAX_GRAMMARS, MAX_CACHE_BYTES = 64, 128 * MIB
-"""How many compiled grammars are kept, and how much memory they may take, as estimated."""
+"""The most compiled grammars that are kept, and the most memory that they may take by estimate."""
 MIN_GRAMMAR_BYTES = MIB // 4
 """The least estimate of a compiled grammar's memory."""
 BYTES_PER_SECOND = 128 * MIB
-"""The most bytes of memory by which a grammar grows in a second of CPU time for its masks."""
+"""How much a grammar's memory grows, at most, in a second of CPU time for masks."""
 MAX_REFUSALS = 256
-"""How many refused constraints are kept, with the reason."""
+"""The most refused constraints that are remembered, with the reasons."""
 
 
 class TooManyConstraints(PassError):
@@ -156,7 +155,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _CachedGrammar:
-    """A compiled grammar, as a future that is done. size: bytes of memory for compiling it."""
+    """A compiled grammar, in a future that is done. size: the bytes that compiling it took."""
 
     future: Future[GrammarState]
     size: int
@@ -169,10 +168,10 @@ class _CachedGrammar:
 
 
 class _Queue:
-    """Jobs for one thread. waiting: their number, the running one included, at most `limit`."""
+    """A queue of jobs for one thread. waiting: how many jobs it has, the running one included."""
 
     def __init__(self, limit: int, stack: int = 0) -> None:
-        """stack: the bytes of the thread's stack; 0 is Python's default."""
+        """limit: the most jobs. stack: the bytes of the thread's stack; 0 is Python's default."""
         self.limit, self.waiting = limit, 0
         self.thread = ThreadPoolExecutor(1, "pass-constraints")
         with _STACK_SIZE_LOCK:
@@ -184,37 +183,37 @@ class _Queue:
 
 
 _STACK_SIZE_LOCK = threading.Lock()
-"""Held while the stack size of new threads, a setting of the whole process, is not the default."""
+"""Held while the stack size of new threads, which the whole process shares, is not the default."""
 
 
 class Grammars:
-    """Compiles the constraints of one model's texts. Any thread may call its methods. Processes and
-    threads are started with the first constraint."""
+    """Compiles constraints for one model, and keeps the grammars. Any thread may call the methods.
+    Child processes and threads are started with the first constraint."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """end_tokens: the ids that end a text. They are allowed if the text is complete."""
+        """end_tokens: the ids that end a text, which the grammar allows once a text is complete."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_tokens = list(end_tokens)
         self._lock = threading.Lock()  # never held while something is compiled
         self._cached: OrderedDict[bytes, _CachedGrammar] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
-        self._known = WeakValueDictionary[bytes, Future[GrammarState]]()
-        """Futures of constraints: in compilation, kept, or held by a caller of `prepare`."""
+        self._futures = WeakValueDictionary[bytes, Future[GrammarState]]()
+        """Futures by constraint: in compilation, cached, or held by a caller of `prepare`."""
         self._started = False
         self._closed, self._owner = False, os.getpid()
 
     def start(self, constraint: Constraint) -> GrammarState:
-        """The state of a text without tokens. Raises as `prepare` and its future do."""
+        """Return the state of an empty text. Raises as `prepare` and its future do."""
         return self.prepare(constraint).result().copy()
 
     def prepare(self, constraint: Constraint) -> Future[GrammarState]:
-        """A future of the state that `start` copies. Do not cancel it: equal constraints share one
-        future.
+        """Return a future of the state that `start` copies. Do not cancel it: equal constraints
+        share one future.
 
-        The future has a PassError if the constraint is not valid or too complex. Raises
-        TooManyConstraints if the queues are full, and PassError if the session is closed or belongs
-        to another process.
+        The future raises PassError if the constraint is not valid or too complex. `prepare` itself
+        raises TooManyConstraints if the queues are full, and PassError if the session is closed or
+        another process's.
         """
         if os.getpid() != self._owner:
             raise PassError(FORKED)
@@ -224,7 +223,7 @@ class Grammars:
         with self._lock:
             if key in self._cached:
                 self._cached.move_to_end(key)  # the most recently used is last
-            if (future := self._known.get(key)) is None:
+            if (future := self._futures.get(key)) is None:
                 future = Future()
                 if key in self._refused:
                     self._refused.move_to_end(key)
@@ -234,17 +233,17 @@ class Grammars:
         return future
 
     def close(self) -> None:
-        """End the child processes. Constraints under way get an error."""
+        """End the child processes. Futures of constraints that are being compiled get an error."""
         with self._lock:
             self._closed = True
-            futures = [*self._known.values()]
+            futures = [*self._futures.values()]
         if self._started and os.getpid() == self._owner:
             for queue in (self._quick, self._long, self._compiling):
                 queue.thread.shutdown(wait=False, cancel_futures=True)
             self._quick_child.close()
             self._long_child.close()
         for future in futures:
-            with suppress(InvalidStateError):  # it is done
+            with suppress(InvalidStateError):  # It has a result already.
                 future.set_exception(PassError("the session is closed"))
 
     def _begin(self, job: _Job) -> None:
@@ -254,7 +253,7 @@ class Grammars:
         if not self._started:
             self._start_queues()
         self._add(self._quick, job, self._check_quickly)
-        self._known[job.key] = job.future
+        self._futures[job.key] = job.future
 
     def _start_queues(self) -> None:
         setup: dict[str, Any] = {
@@ -266,7 +265,7 @@ class Grammars:
         self._long_child = ChildPool(CHECKER, setup, LONG_LIMITS, forks=True)
         self._quick, self._long = _Queue(MAX_QUICK_JOBS), _Queue(MAX_LONG_JOBS)
         self._compiling = _Queue(MAX_QUICK_JOBS, THREAD_STACK_BYTES)
-        self._compiler = self._compiling.thread.submit(Compiler, **setup)  # while the child starts
+        self._compiler = self._compiling.thread.submit(Compiler, **setup)  # while children start
         self._started = True
 
     def _add(self, queue: _Queue, job: _Job, step: Callable[[_Job], None]) -> None:
@@ -280,10 +279,10 @@ class Grammars:
         """Run one step of a job. An error ends the job."""
         try:
             step(job)
-        except BaseException as error:  # whoever waits for the future raises it
+        except BaseException as error:  # The future raises it for those who wait.
             with self._lock:
-                self._known.pop(job.key, None)
-            with suppress(InvalidStateError):  # closed meanwhile
+                self._futures.pop(job.key, None)
+            with suppress(InvalidStateError):  # The session was closed meanwhile.
                 job.future.set_exception(error)
         finally:
             with self._lock:
@@ -296,7 +295,7 @@ class Grammars:
             with self._lock:
                 self._add(self._long, job, self._check_long)
         else:
-            self._go_on(job, answer)
+            self._take_answer(job, answer)
 
     def _check_long(self, job: _Job) -> None:
         try:
@@ -306,10 +305,10 @@ class Grammars:
                 raise
             kind = job.constraint.kind
             answer = {"refused": f"the {kind} is too complex to compile: {error}; simplify it"}
-        self._go_on(job, answer)
+        self._take_answer(job, answer)
 
-    def _go_on(self, job: _Job, answer: dict[str, Any]) -> None:
-        """Queue the job for compilation, or refuse it, as the child answered."""
+    def _take_answer(self, job: _Job, answer: dict[str, Any]) -> None:
+        """Queue the job for compilation in this process, or refuse it, as the child answered."""
         with self._lock:
             if "refused" not in answer:
                 self._add(self._compiling, job, partial(self._compile, size=answer["bytes"]))
@@ -320,10 +319,10 @@ class Grammars:
         raise PassError(answer["refused"])
 
     def _compile(self, job: _Job, size: int) -> None:
-        """Compile in this process, after a child has. size: the bytes that it took there."""
+        """Compile a constraint here, and cache it. size: the bytes that it took in a child."""
         matcher, usage = self._compiler.result().compile(job.constraint), CpuUsage()
-        matcher.compute_ff_tokens()  # finds the first forced tokens here, once for all copies
-        with suppress(InvalidStateError):  # closed meanwhile
+        matcher.compute_ff_tokens()  # Find the first forced tokens once, for all copies.
+        with suppress(InvalidStateError):  # The session was closed meanwhile.
             job.future.set_result(GrammarState(matcher, self._end_tokens, usage))
         with self._lock:
             self._cached[job.key] = _CachedGrammar(job.future, max(size, MIN_GRAMMAR_BYTES), usage)
@@ -336,5 +335,5 @@ class Grammars:
 
 
 def _key(constraint: Constraint) -> bytes:
-    """A short hash of a constraint."""
+    """Return a short hash of a constraint."""
     return hashlib.blake2b(repr(constraint).encode(), digest_size=16).digest()

@@ -1,9 +1,9 @@
-"""What runs in the child process that renders chat templates: jinja, with all that transformers
-adds to it for them.
+"""Renders chat templates with jinja, in a child process that `pass_runtime.text.chat_template`
+starts.
 
 The environment, the variables and the form of messages are those of transformers'
-`apply_chat_template`. jinja's sandbox keeps Python out of a template's reach; the child
-process has limits on time and memory (`pass_runtime.text.child`).
+`apply_chat_template`. jinja's sandbox keeps Python out of a template's reach, and the child process
+has limits of time and memory (`pass_runtime.text.child`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from jinja2.utils import Namespace
 from pass_runtime.errors import PassError
 
 MAX_BYTES = 1 << 25
-"""The most bytes of UTF-8 that a template may write: more than any model reads."""
+"""The most bytes of UTF-8 that a template may write; no model reads as many."""
 WRITTEN_ARGUMENTS = "written_arguments"
-"""The field of a tool call that the parent sends in place of `arguments` if a model wrote them, as
-they may be no valid JSON. Templates get it as `WrittenArguments`."""
+"""The field of a tool call that the parent process sends in place of `arguments` if a model wrote
+them, because they need not be valid JSON. Templates get them as `WrittenArguments`."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""A message's reasoning is in one of these fields. Templates get it in the first two."""
+"""The fields in which a message may have its reasoning. Templates get it in the first two."""
 
 
 class Renderer:
-    """The chat templates of a model.
+    """Renders the chat templates of a model.
 
-    setup: `sources`, the text of a template by its file; `tokens`, a special token by its variable.
+    setup: `sources`, the templates by their files' names; `tokens`, the special tokens by the
+    variables in which templates read them.
     """
 
     def __init__(self, setup: Mapping[str, Mapping[str, str]]) -> None:
@@ -58,9 +59,11 @@ class Renderer:
         self._compiled = cache(self._compile)
 
     def __call__(self, call: Mapping[str, Any]) -> str:
-        """call: `template`, a file; `time`, the template's current time in seconds since 1970;
-        `messages` and `variables`. If `messages` is None, the template is only compiled. Raises
-        PassError if the template does not compile, refuses the messages, or writes too much."""
+        """Return the prompt that a template writes; "" if it is only compiled. Raises PassError if
+        the template does not compile, refuses the messages, or writes too much.
+
+        call: `template`, the name of its file; `time`, what the template takes for the current
+        time, in seconds since 1970; `messages`, or None to compile only; and `variables`."""
         template = self._compiled(call["template"])
         if call["messages"] is None:
             return ""
@@ -77,7 +80,7 @@ class Renderer:
             text = template.render(variables)
         except MemoryError:
             raise
-        except Exception as error:  # a template is a program, and may raise anything
+        except Exception as error:  # A template is a program, and may raise anything.
             raise PassError(
                 f"the chat template refuses these messages: {_one_line(error)}"
             ) from None
@@ -95,14 +98,14 @@ class Renderer:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """JSON without jinja's escapes for HTML. `WrittenArguments` are not changed."""
-        found: dict[str, WrittenArguments] = {}
+        """Return `x` as JSON without jinja's escapes for HTML; `WrittenArguments` unchanged."""
+        replaced: dict[str, WrittenArguments] = {}
         if self._written:
-            x = _without_written(x, found)
+            x = _with_stand_ins(x, replaced)
         text = json.dumps(
             x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
-        for stand_in, arguments in found.items():
+        for stand_in, arguments in replaced.items():
             text = text.replace(f'"{stand_in}"', arguments)
         return text
 
@@ -111,14 +114,14 @@ class Renderer:
             return self._environment.from_string(self._sources[file])
         except MemoryError:
             raise
-        except Exception as error:  # the Python code that jinja generates may fail to compile, too
+        except Exception as error:  # The Python code that jinja generates may fail to compile, too.
             raise PassError(f"{file}: {_one_line(error)}") from None
 
 
 class WrittenArguments(str):
-    """The arguments of a call as a model wrote them: a text that need not be JSON, because it may
-    have been cut off. Templates may take it for a text, which `tojson` writes unchanged, or for an
-    object with the one key `arguments`, whose value is the text."""
+    """The arguments of a tool call as a model wrote them: a text that need not be JSON, because it
+    may have been cut off. Templates may use it as a text, which `tojson` writes unchanged, or as an
+    object with the only key `arguments`, whose value is the text."""
 
     KEY = "arguments"
 
@@ -138,22 +141,23 @@ Mapping.register(WrittenArguments)  # for jinja's `is mapping` and `items`
 
 
 def _message(message: Any, written: list[WrittenArguments]) -> Any:
-    """A message as transformers hands it to a template: without fields that are None, and with the
-    reasoning under the names that templates read. Its `WrittenArguments` are added to `written`."""
+    """Return a message as transformers passes it to a template: without fields that are None, and
+    with the reasoning in two fields. Its `WrittenArguments` are added to `written`."""
     if not isinstance(message, dict):
         raise PassError(
             f"a message must be an object with a role and content, not {str(message)[:40]!r}"
         )
-    found = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((found[name] for name in REASONING_FIELDS if name in found), None)
-    if isinstance(found.get("tool_calls"), list):
-        found["tool_calls"] = [_call(call, written) for call in found["tool_calls"]]
+    fields = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
+    if isinstance(fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_tool_call(call, written) for call in fields["tool_calls"]]
     if reasoning is None:
-        return found
-    return {"thinking": reasoning, **found, "reasoning_content": reasoning}
+        return fields
+    return {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
-def _call(call: Any, written: list[WrittenArguments]) -> Any:
+def _tool_call(call: Any, written: list[WrittenArguments]) -> Any:
+    """Return a message's tool call, its arguments as `WrittenArguments` if a model wrote them."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or WRITTEN_ARGUMENTS not in function:
         return call
@@ -170,20 +174,20 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _without_written(value: Any, found: dict[str, WrittenArguments]) -> Any:
-    """`value` with stand-ins for `WrittenArguments`, which are added to `found`."""
+def _with_stand_ins(value: Any, replaced: dict[str, WrittenArguments]) -> Any:
+    """Return `value` with random texts for `WrittenArguments`, which `replaced` gets by these."""
     if isinstance(value, WrittenArguments):
-        found[stand_in := secrets.token_hex(16)] = value
+        replaced[stand_in := secrets.token_hex(16)] = value
         return stand_in
     if isinstance(value, dict):
-        return {key: _without_written(item, found) for key, item in value.items()}
+        return {key: _with_stand_ins(item, replaced) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_written(item, found) for item in value]
+        return [_with_stand_ins(item, replaced) for item in value]
     return value
 
 
 class _Generation(Extension):
-    """The tag `{% generation %}`, which marks text for training: its content is rendered."""
+    """The tag `{% generation %}`, which marks text for training. Only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the name is jinja's
 
@@ -197,7 +201,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """The global `dict`, without the attributes of the type."""
+    """The global `dict` of templates, without the other attributes of Python's type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -209,7 +213,7 @@ class _Dict:
 class _Namespace(Namespace):
     """jinja's `namespace`, without attributes whose names begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be an attribute's name
+    def __init__(*args: Any, **kwargs: Any) -> None:  # An attribute may have the name `self`.
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
