@@ -23,7 +23,7 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
-from bench_peers import build_genai, open_genai, rate
+from bench_engines import build_genai, open_genai, rate
 from gpu_report import why_no_profiler
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load, read_manifest

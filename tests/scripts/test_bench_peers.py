@@ -34,6 +34,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("bench_engines")
+
+
+@pytest.fixture
 def prompt_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
@@ -85,13 +91,13 @@ def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_f
 
 
 def test_decode_returns_tokens_and_the_size_of_each_pass(
-    script: ModuleType, tiny_bundle: Path, prompt_file: Path
+    engines: ModuleType, tiny_bundle: Path, prompt_file: Path
 ):
     prompt = read_prompt_set(prompt_file)[0]
     with load(tiny_bundle, threads=1) as session:
         ids = session.encode(prompt.text)
         sampling = {"temperature": 0.8, "top_k": 5, "seed": prompt.seed}
-        text = script.decode(session, ids, 20, **sampling, plan="fused", ignore_eos=True)
+        text = engines.decode(session, ids, 20, **sampling, plan="fused", ignore_eos=True)
         options = GenerateOptions(20, SamplingParams(**sampling), plan="fused", ignore_eos=True)
         stream = session.generate_ids(ids, options)
         assert [len(emitted) for emitted in stream] == text.sizes
@@ -108,8 +114,8 @@ def test_several_clients(script: ModuleType, tiny_bundle: Path, prompt_file: Pat
     assert len(runs[1]["by_round"]) == 2
 
 
-def test_tokens_of_several_clients_are_counted(script: ModuleType, tiny_bundle: Path):
-    write = script.open_clients(tiny_bundle, 1, "cpu", 2)
+def test_tokens_of_several_clients_are_counted(engines: ModuleType, tiny_bundle: Path):
+    write = engines.open_clients(tiny_bundle, 1, "cpu", 2)
     text = write([[3, 4], [5, 6], [7, 8]], 6, clients=2, plan="ar", ignore_eos=True)
     assert text.timed == 18 and text.seconds > 0 and not text.tokens
 
@@ -210,15 +216,14 @@ def test_peers(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_genai_exports_and_decodes(script: ModuleType, tiny_model: Path, tmp_path: Path):
+def test_genai_exports_and_decodes(
+    engines: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
-    script.read_manifest = lambda _bundle: manifest
-    try:
-        directory = script.build_genai(Path("unread"), tmp_path / "fp32")
-    finally:
-        importlib.reload(script)
-    write, prompt, count = script.open_genai(directory, 1), [*range(3, 20)], 8 + EXTRA_TOKENS
+    monkeypatch.setattr(engines, "read_manifest", lambda _bundle: manifest)
+    directory = engines.build_genai(Path("unread"), tmp_path / "fp32")
+    write, prompt, count = engines.open_genai(directory, 1), [*range(3, 20)], 8 + EXTRA_TOKENS
     plain = write(prompt, count, ignore_eos=True)
     assert len(plain.tokens) == plain.timed == count and plain.seconds > 0
     assert write(prompt, count, ngram=True, ignore_eos=True).timed >= count

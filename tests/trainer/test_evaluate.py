@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
@@ -76,11 +76,8 @@ def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateCo
 @pytest.fixture(scope="module")
 def bench_peers() -> ModuleType:
     """The script that counts passes of the runtime."""
-    path = Path(__file__).parents[2] / "scripts" / "bench_peers.py"
-    spec = importlib.util.spec_from_file_location("bench_peers", path)
-    module = sys.modules["bench_peers"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    return importlib.import_module("bench_peers")
 
 
 def count_in_runtime(script, session, prompts, temperature, top_k=0):
@@ -89,10 +86,11 @@ def count_in_runtime(script, session, prompts, temperature, top_k=0):
         {kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)}
         for _ in range(2)
     )
+    decode = importlib.import_module("bench_engines").decode
     for prompt, plan in itertools.product(prompts, PLANS):
         options = {"temperature": temperature, "top_k": top_k, "seed": prompt.seed}
         options |= {"plan": plan, "lookahead": LOOKAHEAD}
-        text = script.decode(session, encode(session, prompt), TOKENS + EXTRA_TOKENS, **options)
+        text = decode(session, encode(session, prompt), TOKENS + EXTRA_TOKENS, **options)
         for sums, counts in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
             for kind in (prompt.kind, ALL_KINDS):
                 sums[kind][plan] += counts
