@@ -15,12 +15,12 @@ import numpy as np
 import onnxruntime as ort
 
 CAPACITY = 512
-"""Entries of the KV cache, for the prompt, the text, and the rows of the last window."""
-ort.set_default_logger_severity(3)  # no warnings that every pass copies the cache
+"""Entries of the KV cache: for the prompt, the text, and the rows of the last window."""
+ort.set_default_logger_severity(3)  # hides warnings that every pass copies the KV cache
 
 
 class MinimalDriver:
-    """Runs a bundle's graphs over the tensors of one sequence."""
+    """Runs a bundle's graphs for one sequence. tensors: their inputs and outputs, by name."""
 
     def __init__(self, bundle: Path) -> None:
         self.manifest = json.loads((bundle / "pass_config.json").read_text())
@@ -44,13 +44,13 @@ class MinimalDriver:
             self._run(plan["tails"]["greedy"], constants)
             count = self.tensors["count"][0]
             tokens += self.tensors["emitted"][0, :count].tolist()
-            if plan["parents"]:
+            if plan["parents"]:  # a tree, whose accepted rows need not follow one another
                 self._keep_emitted_rows(len(prompt) + len(tokens) - 1 - count, count)
             plan_name = plan["next"]
         return tokens[:num_tokens]
 
     def _prefill(self, tokens: list[int]) -> None:
-        """Write the K/V of `tokens`. The logits are not used."""
+        """Write the K/V of `tokens`. Their logits are not used."""
         rows, mask = np.arange(len(tokens)), np.tri(len(tokens), dtype=bool)
         self.tensors |= {"input_ids": np.array([tokens], np.int64), "length": np.zeros(1, np.int64)}
         window = {"row_position": rows, "logit_rows": rows[:1], "lookahead_rows": rows[:0]}
@@ -64,20 +64,20 @@ class MinimalDriver:
         self.tensors |= {"input_ids": np.array([window]), "length": np.array([len(text) - 1])}
 
     def _constants(self, plan: dict) -> dict[str, np.ndarray]:
-        """Return the inputs that are the same in every pass of a plan."""
+        """Return the inputs that are the same in every pass of a plan: masks and positions."""
         constants = dict(plan["constants"])
         mask = [[bit == "1" for bit in row] for row in constants.pop("window_mask")]
         arrays = {name: np.array(value, np.int64) for name, value in constants.items()}
         return arrays | {"window_mask": np.array(mask)}
 
     def _keep_emitted_rows(self, length: int, count: int) -> None:
-        """Move the K/V of a tree's accepted rows to the entries after the first `length`."""
+        """Move the K/V of `count` accepted rows to the cache entries after the first `length`."""
         rows = length + self.tensors["emitted_rows"][0, :count]
         for name in self.cache:
             self.tensors[name][:, :, length : length + count] = self.tensors[name][:, :, rows]
 
     def _run(self, graph: dict, constants: dict[str, np.ndarray]) -> None:
-        """Run a graph. An output that feeds another input is stored under that input's name."""
+        """Run a graph, and store each output under its name or that of the input that it feeds."""
         values = self.tensors | constants
         feed = {tensor["name"]: values[tensor["name"]] for tensor in graph["inputs"]}
         results = self._open(graph["file"]).run(None, feed)
