@@ -1,14 +1,15 @@
-// Messages for whoever called `set_log`.
+// Writes the library's log messages to the function that `set_log` set.
 #pragma once
 
 #include "pass/log.hpp"
 
 namespace pass {
 
-// The lowest level that is written at present.
+// The lowest level that is written: messages below it need not be made.
 LogLevel log_level();
 
-// Write `message` to the function of `set_log`, or to standard error, if `level` is high enough.
+// Write `message` to the function of `set_log`, or else to standard error, if `level` is at least
+// `log_level()`.
 void log(LogLevel level, const std::string& message) noexcept;
 
 }  // namespace pass

@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char* replacement = "\xEF\xBF\xBD";
 
-// What a character's first byte says: the character's size in bytes (0: no character begins so),
-// and the range of its second byte.
+// What a character's first byte says: the character's size in bytes (0: no character begins with
+// this byte), and the range of its second byte.
 struct Lead {
     std::size_t size;
     unsigned char low = 0x80, high = 0xBF;
@@ -34,15 +34,14 @@ Lead lead_of(unsigned char first) {
 
 }  // namespace
 
-Utf8Character utf8_character(std::string_view bytes, std::size_t at) {
-    const Lead lead = lead_of(static_cast<unsigned char>(bytes[at]));
+Utf8Character utf8_character(std::string_view bytes, std::size_t index) {
+    const Lead lead = lead_of(static_cast<unsigned char>(bytes[index]));
     if (lead.size == 0) return {1, false};
     for (std::size_t k = 1; k < lead.size; ++k) {
-        // '\0' is no second or later byte.
-        const auto byte = static_cast<unsigned char>(at + k < bytes.size() ? bytes[at + k] : '\0');
-        const bool good =
-            k > 1 ? byte >= 0x80 && byte <= 0xBF : byte >= lead.low && byte <= lead.high;
-        if (!good) return {k, false, at + k == bytes.size()};
+        if (index + k == bytes.size()) return {k, false, true};
+        const auto byte = static_cast<unsigned char>(bytes[index + k]);
+        const int low = k == 1 ? lead.low : 0x80, high = k == 1 ? lead.high : 0xBF;
+        if (byte < low || byte > high) return {k, false};
     }
     return {lead.size, true};
 }
@@ -64,7 +63,7 @@ std::string lossy_utf8(std::string_view bytes, bool each_byte) {
 std::size_t whole_characters(std::string_view bytes) {
     for (std::size_t i = 0; i < bytes.size();) {
         const Utf8Character character = utf8_character(bytes, i);
-        if (character.begun) return i;
+        if (character.cut_off) return i;
         i += character.size;
     }
     return bytes.size();

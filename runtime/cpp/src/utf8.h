@@ -1,4 +1,5 @@
-// UTF-8: characters in bytes that may not be valid, files of text, and text for messages.
+// UTF-8: finds the characters of bytes that may not be valid UTF-8, reads files of text, and makes
+// text fit into messages.
 #pragma once
 
 #include <cstddef>
@@ -10,31 +11,34 @@
 
 namespace pass {
 
-// The character at an index of some bytes. size: how many bytes it has, or how many bytes are
-// invalid together. begun: whether it is invalid only because the bytes end too early.
+// A character, or bytes that are none. size: its bytes; of an invalid one those that one U+FFFD
+// replaces. cut_off: whether it is invalid only because more bytes would have to follow.
 struct Utf8Character {
     std::size_t size = 0;
     bool valid = true;
-    bool begun = false;
+    bool cut_off = false;
 };
 
-Utf8Character utf8_character(std::string_view bytes, std::size_t at);
+// The character that begins at `index` of `bytes`.
+Utf8Character utf8_character(std::string_view bytes, std::size_t index);
 
-// `bytes` with U+FFFD in place of each incomplete character (each_byte: of each invalid byte), as
-// Python's errors="replace" and Rust's from_utf8_lossy have it.
+// `bytes` with U+FFFD in place of each invalid character (each_byte: of each invalid byte), like
+// Python's errors="replace" and Rust's from_utf8_lossy.
 std::string lossy_utf8(std::string_view bytes, bool each_byte = false);
 
-// The number of bytes before an incomplete character at the end of `bytes`, or of all bytes.
+// How many bytes of `bytes` precede a character that is cut off at their end; all if none is.
 std::size_t whole_characters(std::string_view bytes);
 
-// `text` on one line, for messages: control characters and white space become single spaces.
+// `text` on one line, for messages: each run of control characters and spaces becomes one space.
 std::string one_line(std::string_view text);
 
-// The bytes of `file` up to its end, or to a read that is not full: otherwise a terminal's user
-// would have to press Ctrl-D twice. None if `file` is null or reading fails; errno has the reason.
+// The bytes of `file` up to its end. A read of fewer bytes than asked for counts as the end,
+// because in a terminal Ctrl-D would have to be pressed twice otherwise. None if `file` is null or
+// reading fails; errno then has the reason.
 std::optional<std::string> read_bytes(std::FILE* file);
 
-// The contents of a UTF-8 file; none if there is no such file. Throws Error if it cannot be read.
+// The text of a UTF-8 file; none if there is no such file. Throws Error if it cannot be read or is
+// not UTF-8.
 std::optional<std::string> read_text_file(const std::filesystem::path& path);
 
 }  // namespace pass

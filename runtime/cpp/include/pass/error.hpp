@@ -1,4 +1,4 @@
-// Errors that the caller can mend.
+// The exceptions of libpass.
 #pragma once
 
 #include <stdexcept>
@@ -8,13 +8,13 @@
 
 namespace pass {
 
-// The message is one line and says what to do next.
+// An error that the caller can mend. Its message is one line that says what to do next.
 class PASS_API Error : public std::runtime_error {
    public:
     explicit Error(const std::string& message) : std::runtime_error(message) {}
 };
 
-// All slots are taken and the queue is full (LoadOptions::max_queue).
+// A request was refused, because all slots are taken and LoadOptions::max_queue requests wait.
 class PASS_API QueueFull : public Error {
    public:
     using Error::Error;

@@ -1,4 +1,5 @@
-// The events of a generation, and its metrics as vLLM and AIPerf define them.
+// What a generation returns: events with its tokens, why it ended, and its metrics, which are
+// defined as in vLLM and AIPerf.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +13,18 @@
 
 namespace pass {
 
-// Where a token comes from: the model itself, or an accepted draft of look-ahead rows or n-grams.
+// Where a token comes from: the model wrote it, or accepted a draft of look-ahead rows or n-grams.
 enum class TokenSource { model, lookahead, ngram };
 
 // A token's natural log-probability under the model, before biases, penalties, constraints,
-// temperature and truncation. top: those of the most likely tokens, by falling probability.
+// temperature and truncation. top: ids and log-probabilities of the likeliest tokens, in order.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
 };
 
-// One written token. text: the part of the text that became final with it, "" without a tokenizer.
-// Text is held back while later tokens may complete a character or a stop string.
+// One written token. text: the text that became final with this token; "" without a tokenizer. Text
+// is held back while the next tokens may complete a character or a stop string.
 struct Token {
     std::int64_t id = 0;
     TokenSource source = TokenSource::model;
@@ -32,43 +33,43 @@ struct Token {
 };
 
 // The tokens that one pass wrote, and the text that became final with them. The last event of a
-// generation may have text that was held back, and no tokens.
+// generation may have no tokens, only text that was held back.
 struct Event {
     std::vector<Token> tokens;
     std::string text;
 };
 
-// length: max_new_tokens are written, or the KV cache is full.
+// Why a generation ended. length: max_new_tokens are written, or the KV cache is full.
 enum class FinishReason { stop, length, cancelled, error };
 
-// The enumerator's name.
+// The name of the enumerator, such as "length".
 PASS_API const char* name_of(FinishReason reason);
 PASS_API const char* name_of(TokenSource source);
 
-// The token or the stop string that ended a text; monostate if it ended otherwise.
+// The token id or the stop string that ended a text; monostate if neither did.
 using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 
-// Counts of one generation. A step is a pass whose window holds drafts.
+// Counts of one generation. A step is a pass that verifies drafts.
 struct PASS_API Stats {
-    std::string plan = "ar";
-    int lookahead = 0;  // L, the most drafts that a step verifies
+    std::string plan = "ar";  // the mode, such as "fused" or "auto"
+    int lookahead = 0;        // L, the most drafts that a step verifies
     std::int64_t prompt_tokens = 0;
     std::int64_t cached_tokens = 0;  // prompt tokens whose K/V were reused
     std::int64_t generated_tokens = 0;
     std::int64_t passes = 0;
-    std::int64_t emitted = 0;  // tokens of all passes, also those after the end of the text
+    std::int64_t emitted = 0;  // tokens that passes wrote, also after the end of the text
     std::int64_t steps = 0;
     std::int64_t drafted = 0;
     std::int64_t accepted = 0;
-    std::vector<std::int64_t> histogram;  // [L+1]: steps that accepted exactly 0..L drafts
+    std::vector<std::int64_t> histogram;  // [L+1] for i = 0..L, the steps that accepted i drafts
     double queue_seconds = 0.0;
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
-    double engine_seconds = 0.0;  // of decode_seconds; the engine may have run for others
+    double engine_seconds = 0.0;  // the part of decode_seconds in which the engine ran
 
-    // Count one pass with `drafts` drafts that emitted `count` tokens.
+    // Count one pass that verified `drafts` drafts and emitted `count` tokens.
     void record(int drafts, int count);
-    // Add the counts of another generation of the same plan, without its prompt tokens and times.
+    // Add the counts, but no prompt tokens and times, of another generation with the same plan.
     void add(const Stats& other);
 
     // Tokens emitted per pass, also over passes without drafts; 0 without passes.
@@ -77,11 +78,11 @@ struct PASS_API Stats {
     double mean_acceptance_length() const;
     // Accepted drafts / drafted tokens; 0 without drafts.
     double draft_acceptance_rate() const;
-    // [L]: the fraction of steps in which draft i was accepted, for i = 1..L; empty without steps.
+    // [L] for i = 1..L, the fraction of steps that accepted draft i; empty without steps.
     std::vector<double> acceptance_per_position() const;
-    // [L+1]: `histogram`; empty without steps.
+    // [L+1] a copy of `histogram`, but empty without steps.
     std::vector<std::int64_t> acceptance_histogram() const;
-    // The part of decode_seconds in which the engine did not run.
+    // The rest of decode_seconds, in which the engine did not run.
     double host_seconds() const { return decode_seconds - engine_seconds; }
     // Generated tokens / decode_seconds (from the start of the first pass to the last token).
     double decode_tokens_per_second() const;

@@ -1,4 +1,4 @@
-// Options of a request, and of opening a bundle.
+// The options of a request, and those of loading a bundle.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace pass {
 
-// The tail graphs of a plan, the cheapest first. Each also serves the requests of those before it.
+// The kinds of tail graphs, by rising cost: each can also compute what the ones before it compute.
 enum class Sampler { greedy, sample, truncated };  // truncated: with top-k, top-p or min-p
 
 // How the next token is drawn: first biases and penalties, then temperature, top-k, top-p, min-p.
@@ -24,103 +24,114 @@ struct PASS_API SamplingParams {
     std::int64_t top_k = 0;             // 0 is off, at most 1024
     double top_p = 1.0;                 // above 0; 1 is off
     double min_p = 0.0;                 // 0 to 1; 0 is off
-    std::optional<std::uint64_t> seed;  // without one, sampling draws a seed from the system
-    double presence_penalty = 0.0;      // subtracted once for a written token; -2 to 2, 0 is off
-    double frequency_penalty = 0.0;     // subtracted each time the token was written; -2 to 2
-    // Divides positive, multiplies negative logits of tokens so far; 0.01 to 100, 1 is off.
+    std::optional<std::uint64_t> seed;  // none: a random seed
+    // Subtracted from the logits of tokens that the text has; -2 to 2, 0 is off.
+    double presence_penalty = 0.0;
+    double frequency_penalty = 0.0;  // the same, times how often the text has the token
+    // Divides positive and multiplies negative logits of tokens that the prompt or the text has;
+    // 0.01 to 100, 1 is off.
     double repetition_penalty = 1.0;
-    std::map<std::int64_t, double> logit_bias{};  // added by token; -100 to 100, at most 1024
+    // Token id -> a number from -100 to 100 to add to its logit; at most 1024 tokens.
+    std::map<std::int64_t, double> logit_bias{};
 
     // Throws Error if a number is out of its range.
     void check() const;
-    // A copy with a seed: if none was given, one from the system, or 0 if temperature is 0.
+    // A copy with a seed. If this has none: a random one, or 0 if temperature is 0.
     SamplingParams seeded() const;
     // Whether there are biases or penalties.
     bool changes_logits() const;
-    // The cheapest tail that computes these parameters.
+    // The cheapest tail that can sample with these parameters.
     Sampler sampler() const;
 };
 
-// Clears the bits of the tokens that may not follow `text`. Bit t % 32 of word t / 32 is token t;
-// all bits are set before. If no token is left, all are allowed. text: the written tokens, without
-// the prompt. It may end with drafts that are then rejected, so the function must keep no state.
-// The thread that decodes calls it. An exception ends the request.
+// A function that forbids tokens. text: the tokens written so far, without the prompt. It may end
+// with drafts that are then rejected, so the result must depend on `text` alone. allowed: bit t %
+// 32 of word t / 32 stands for token t, and is set; the function clears the bits of the tokens that
+// may not follow `text`. If it clears all, all tokens are allowed. The thread that decodes calls
+// the function. If it throws, the request ends with that error.
 using AllowedTokens =
     std::function<void(std::span<const std::int64_t> text, std::span<std::uint32_t> allowed)>;
 
 struct PASS_API GenerateOptions {
     std::int64_t max_new_tokens = 128;
     SamplingParams sampling;
-    // "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8", "tree-16", "fused:4,3,2,2,1" or
-    // "tree:2,2,1,0" (sizes of the groups), or "auto": the fastest on this machine. A pass has one
-    // plan for all sequences: that of the oldest request that names one. A tree becomes a chain
-    // unless all requests name a tree or "auto", and none has logprobs or changes logits.
+    // "auto" (the fastest on this machine), "ar", "two-pass", "fused", "tree-3", "tree-5", "tree-8"
+    // or "tree-16" (a tree of so many drafts), "fused:4,3,2,2,1" or "tree:2,2,1,0" (how many
+    // look-ahead rows follow the root, and each draft). All sequences of a pass have the same plan:
+    // that of the oldest request that names another plan than "auto". A tree becomes a chain unless
+    // all requests name a tree or "auto", and none has logprobs or changes logits (by penalties,
+    // biases, or limits on which tokens are drawn).
     std::string plan = "auto";
-    // The most look-ahead drafts of a pass: 0 (plain decoding) to the bundle's L, the default.
+    // The most look-ahead drafts of a pass: 0 (plain decoding) to L of the bundle, the default.
     std::optional<int> lookahead;
-    // "lookahead", "ngram" or "both"; default: "both" for auto, else "lookahead".
+    // Where drafts come from: "lookahead", "ngram", "both". Default: "both" for auto, else
+    // "lookahead".
     std::optional<std::string> draft;
     // Strings that end the text and are not part of it: at most 64, 4096 bytes in total.
     std::vector<std::string> stop;
-    std::vector<std::int64_t> stop_token_ids;  // besides the model's end-of-sequence tokens
-    bool ignore_eos = false;
-    // Reuse K/V of prompt prefixes even if LoadOptions::prefix_cache is off, and even if that may
-    // change bits of the results.
+    std::vector<std::int64_t> stop_token_ids;  // tokens that also end the text
+    bool ignore_eos = false;                   // the model's own end tokens do not end the text
+    // Reuse K/V of an earlier request that begins with the same tokens, even if
+    // LoadOptions::prefix_cache is off, and even if reuse may change bits of the results.
     bool reuse_prefix = false;
     std::string cache_salt;  // a request reuses K/V only of requests with the same salt
-    // Report every token's log-probability and those of the 0 to 20 most likely tokens.
+    // Report each token's log-probability, and those of the 0 to 20 likeliest tokens in its place.
     std::optional<int> logprobs;
     // Until this many tokens (at most max_new_tokens) are written, no token that would end the text
-    // is drawn, and no stop string ends it. min_tokens, bad_words and allowed_token_ids are not
-    // applied where they would leave no token.
+    // is drawn, and no stop string ends it. Where min_tokens, bad_words or allowed_token_ids would
+    // leave no token, it is not applied.
     std::int64_t min_tokens = 0;
-    std::vector<std::vector<std::int64_t>> bad_words;  // never written; at most 1024
-    std::vector<std::int64_t> allowed_token_ids;       // no other tokens are drawn; empty: all
-    AllowedTokens allowed_tokens;                      // for grammars; empty: all
+    // Sequences of tokens that the text does not contain; at most 1024.
+    std::vector<std::vector<std::int64_t>> bad_words;
+    std::vector<std::int64_t> allowed_token_ids;  // only these are drawn; empty: all tokens
+    AllowedTokens allowed_tokens;                 // for grammars; empty: all tokens are allowed
 
     // Throws Error if a value is wrong. `Session::submit` checks what depends on the bundle.
     void check() const;
 };
 
-// Allocates the CPU memory of the KV cache, the prefix cache and the buffers of passes. Sessions
-// that share it may call it from several threads at once.
+// Allocates a session's CPU memory for the KV cache, the prefix cache and the buffers of passes.
+// If several sessions have the same allocator, several threads may call it at once.
 class PASS_API Allocator {
    public:
     virtual ~Allocator() = default;
-    // `size` bytes, with any alignment; null if there is no memory.
+    // The address of `size` bytes, of any alignment; null if there is no memory.
     virtual void* allocate(std::size_t size) noexcept = 0;
     virtual void free(void* block) noexcept = 0;
 };
 
 struct PASS_API LoadOptions {
-    // cpu; cuda: ONNX Runtime on a GPU; tensorrt, tensorrt-rtx: engine sets that `pass-export
-    // build` added to the bundle; tensorrt-rtx-ep: ONNX Runtime's plugin for TensorRT-RTX; auto:
-    // engine sets that fit this machine, else CUDA if this ONNX Runtime has it, else the CPU.
-    // cuda:1 is the second of the GPUs that CUDA sees.
+    // cpu or cuda: ONNX Runtime. tensorrt or tensorrt-rtx: the engine sets that `pass-export build`
+    // added to the bundle. tensorrt-rtx-ep: ONNX Runtime with its plugin for TensorRT-RTX. auto:
+    // engine sets that fit this machine, else cuda if ONNX Runtime and the machine have CUDA, else
+    // cpu. cuda:1 is the second GPU.
     std::string device = "auto";
     int threads = 0;               // CPU threads; 0 lets ONNX Runtime choose
-    int max_batch_size = 1;        // the number of slots: sequences that decode together
+    int max_batch_size = 1;        // slots: the most sequences that decode together
     std::size_t max_queue = 1024;  // requests that may wait for a slot
-    // The longest sequence in tokens, a multiple of 4; default: the most possible.
+    // The KV capacity in tokens, which bounds the length of a sequence: a multiple of 4. Default:
+    // the model's, or that of the engines.
     std::optional<std::int64_t> capacity;
-    bool verify = true;  // check the hashes of the bundle's files
+    bool verify = true;  // compare the hashes of the bundle's files with the manifest's
     // On the CPU, memory-map the packed weights from the user's cache directory, if the Python
     // runtime has stored them there.
     bool weight_cache = true;
-    // Reuse the K/V of earlier requests' prompt prefixes where that changes no bit of the results:
-    // with ONNX Runtime on the CPU. Elsewhere only requests with `reuse_prefix` reuse K/V.
+    // Reuse K/V of earlier requests that begin with the same tokens, where this changes no bit of
+    // the results: with ONNX Runtime on the CPU. Elsewhere only requests with `reuse_prefix` do.
     bool prefix_cache = true;
-    // If more sequences than this decode at a time, none of them drafts. Default: no limit.
+    // If more sequences than this decode at a time, all decode without drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else that of the build, else the loader's.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else the path that the build found, else the
+    // loader's search.
     std::filesystem::path onnxruntime;
-    // libnvinfer.so of device tensorrt, libtensorrt_rtx.so of tensorrt-rtx; empty: $PASS_TENSORRT,
-    // $PASS_TENSORRT_RTX, or the loader's search.
+    // libnvinfer.so for device tensorrt, libtensorrt_rtx.so for tensorrt-rtx; empty: $PASS_TENSORRT
+    // or $PASS_TENSORRT_RTX, else the loader's search.
     std::filesystem::path tensorrt;
     // The plugin of device tensorrt-rtx-ep; empty: $PASS_TENSORRT_RTX_PLUGIN.
     std::filesystem::path plugin;
-    std::vector<std::filesystem::path> plugin_libraries;  // opened before the plugin
-    std::shared_ptr<Allocator> allocator;                 // null: the heap
+    // Libraries that the plugin needs and does not find; they are opened before it.
+    std::vector<std::filesystem::path> plugin_libraries;
+    std::shared_ptr<Allocator> allocator;  // null: the heap
 
     // Throws Error if a value is out of its range.
     void check() const;

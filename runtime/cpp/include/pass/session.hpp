@@ -1,8 +1,8 @@
-// A bundle, a session that runs it, and the generations of that session.
+// A bundle, a session that decodes with it, and generations, the requests of a session.
 //
-// A session has no thread that decodes by itself: a thread that waits for a token, or calls `step`,
-// decodes for all requests. Any thread may call any method of a session; only one thread at a time
-// may use a generation, but any thread may call `cancel`.
+// A session has no thread of its own that decodes: a thread that waits for a token, or calls
+// `step`, decodes for all requests. Any thread may call any method of a session. Only one thread at
+// a time may use a generation, but any thread may call `cancel`.
 #pragma once
 
 #include <filesystem>
@@ -37,7 +37,7 @@ class PASS_API Bundle {
     std::int64_t vocab_size() const;
     std::int64_t max_capacity() const;            // the longest sequence in tokens
     int lookahead() const;                        // L, the most look-ahead drafts of a pass
-    const std::string& rule() const;              // accepts drafts: "match" or "rejection"
+    const std::string& rule() const;              // of accepting drafts: "match" or "rejection"
     const std::string& dtype() const;             // of activations and KV cache
     const std::string& weights() const;           // of the linear layers: "full", "w8a8", ...
     const std::string& lookahead_source() const;  // where the look-ahead embeddings come from
@@ -57,19 +57,20 @@ struct Request {
     GenerateOptions options;
 };
 
-// A submitted request. Destroying it cancels the request. A generation that outlives its session
-// still returns the tokens that were written before; then `next` throws. Move-only.
+// A submitted request. Its destructor cancels the request. A generation that outlives its session
+// still returns the tokens that were written before the session's end; then `next` throws Error.
+// Move-only.
 class PASS_API Generation {
    public:
     Generation(Generation&&) noexcept;
     Generation& operator=(Generation&&) noexcept;
     ~Generation();
 
-    // The tokens of the next pass; none at the end. Decodes on this thread, or waits while another
-    // thread decodes. Throws the error that ended the request, once.
+    // The tokens of the next pass; none at the end. Decodes in this thread, or waits while another
+    // thread decodes. If an error ended the request, throws that error once, then returns none.
     std::optional<Event> next();
-    // As `next`, without decoding or waiting, for tokens of passes that other calls have run.
-    // Returns none if there are no tokens yet, and at the end, when `finish_reason` has a value.
+    // As `next`, but neither decodes nor waits: returns tokens of passes that other calls ran. None
+    // if there are no tokens yet, and at the end, when `finish_reason` has a value.
     std::optional<Event> poll();
     // Read until the end. Throws the error that ended the request.
     void run();
@@ -80,13 +81,12 @@ class PASS_API Generation {
     const std::vector<Token>& tokens() const;
     std::vector<std::int64_t> token_ids() const;
     const std::string& text() const;
-    // No value, or monostate, until `next` or `poll` returns the end or throws.
+    // None until `next` or `poll` returns the end or throws the error.
     std::optional<FinishReason> finish_reason() const;
-    StopReason stop_reason() const;
+    StopReason stop_reason() const;  // monostate until then
     const std::vector<std::int64_t>& prompt_ids() const;
-    // The seed of sampling: with it the same text can be generated again.
-    std::uint64_t seed() const;
-    bool logprobs() const;  // whether the request asked for log-probabilities
+    std::uint64_t seed() const;  // of sampling: a request with this seed writes the same text
+    bool logprobs() const;       // whether the request asked for log-probabilities
     Stats stats() const;
 
    private:
@@ -111,21 +111,23 @@ class PASS_API Session {
 
     // Queue a request, which is decoded as soon as a slot is free. Throws QueueFull if
     // max_batch_size + max_queue requests have not ended, and Error if the request is wrong or the
-    // session is closed. tokenizer: for text and stop strings; null if token ids are enough. The
-    // tokenizer may be destroyed before the generation.
+    // session is closed. tokenizer: needed for text and stop strings; null: the generation has
+    // token ids only. The tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // Run one step of the scheduler, for all requests, once no other thread is in a step. Returns
-    // whether there is more to do. Throws Error if the session is closed, also by a lost device.
+    // Run one step of the scheduler, such as a pass, for all requests. First waits while another
+    // thread is in a step. Returns whether there is more to do. Throws Error if the session is
+    // closed or its device was lost.
     bool step();
-    // Do what the first requests would wait for, at every batch size, for these samplings (empty:
-    // greedy and sampled): time passes for `auto`, and on TensorRT engines capture the CUDA graphs
-    // of `ar`, `two-pass`, `fused` and prompt chunks. Does little while requests run. Throws Error
-    // if the session is closed, a timed pass fails or the device is lost.
+    // Do now what the first requests would wait for, at every batch size: time passes for `auto`,
+    // and on TensorRT engines capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt
+    // chunks. samplings: those that requests will have; empty: greedy, and with a temperature. Does
+    // little while requests run. Throws Error if the session is closed, a pass fails or the device
+    // is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
-    // By name of a graph file or a pass, why it could not be captured as a CUDA graph. Empty on the
-    // CPU. Throws Error if the session is closed.
+    // For each graph file or pass that could not be captured as a CUDA graph, its name and the
+    // reason. Empty on the CPU. Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
-    // Cancel all requests and free the memory; the session cannot be used afterwards.
+    // Cancel all requests and free the memory. All later calls but `close` throw Error.
     void close();
     // `Stats::plan` and `Stats::lookahead` of a request with these options. Throws Error if this
     // bundle cannot run them.

@@ -14,7 +14,8 @@ void write_error(char* error, std::size_t size, const char* message) {
     error[length] = '\0';
 }
 
-// Returns what `call` returns. If it throws, writes the message to `error` and returns `failed`.
+// Returns what `call` returns. If it throws, writes the message to `error`, a buffer of `size`
+// bytes or null, and returns `failed`.
 template <class Call, class Result>
 Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
     try {
@@ -29,12 +30,18 @@ Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
     return failed;
 }
 
-void require(bool holds, const char* message) {
+void require(bool holds, const std::string& message) {
     if (!holds) throw pass::Error(message);
 }
 
-// The caller's options, with defaults for fields that the caller's version of the struct lacks.
-// min_size: of the struct in the oldest version.
+// The `count` token ids at `ids`. Throws Error, with `name`, if there are some and `ids` is null.
+std::vector<std::int64_t> ids_at(const std::int64_t* ids, std::size_t count, const char* name) {
+    require(count == 0 || ids != nullptr, std::string(name) + " is null");
+    return {ids, ids + count};
+}
+
+// The options `given`, with defaults for the fields that the caller's version of the struct lacks.
+// init: fills a struct of so many bytes with defaults. min_size: the struct's in version 0.1.
 template <class Options>
 Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t min_size) {
     Options options;
@@ -47,6 +54,7 @@ Options completed(const Options* given, void (*init)(Options*, std::size_t), std
     return options;
 }
 
+// Copies the part of `full` that the caller's version of the struct has: the first `size` bytes.
 template <class Struct>
 void copy_out(const Struct& full, Struct* target, std::size_t size) {
     if (target != nullptr) std::memcpy(target, &full, std::min(size, sizeof full));
@@ -73,6 +81,7 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     return options;
 }
 
+// Sets what changes logits: penalties, biases, and the limits on which tokens are drawn.
 void read_processors(const pass_generate_options& given, pass::GenerateOptions& options) {
     options.sampling.presence_penalty = given.presence_penalty;
     options.sampling.frequency_penalty = given.frequency_penalty;
@@ -82,20 +91,14 @@ void read_processors(const pass_generate_options& given, pass::GenerateOptions& 
             "biases is null");
     for (std::size_t i = 0; i < given.bias_count; ++i)
         options.sampling.logit_bias[given.bias_token_ids[i]] = given.biases[i];
-    require(given.allowed_token_count == 0 || given.allowed_token_ids != nullptr,
-            "allowed_token_ids is null");
-    if (given.allowed_token_count > 0) {
-        options.allowed_token_ids.assign(given.allowed_token_ids,
-                                         given.allowed_token_ids + given.allowed_token_count);
-    }
+    options.allowed_token_ids =
+        ids_at(given.allowed_token_ids, given.allowed_token_count, "allowed_token_ids");
     require(given.bad_word_count == 0 ||
                 (given.bad_words != nullptr && given.bad_word_lengths != nullptr),
             "bad_words is null");
-    for (std::size_t i = 0; i < given.bad_word_count; ++i) {
-        require(given.bad_words[i] != nullptr, "a bad word is null");
-        options.bad_words.emplace_back(given.bad_words[i],
-                                       given.bad_words[i] + given.bad_word_lengths[i]);
-    }
+    for (std::size_t i = 0; i < given.bad_word_count; ++i)
+        options.bad_words.push_back(
+            ids_at(given.bad_words[i], given.bad_word_lengths[i], "a bad word"));
     if (given.allowed_tokens == nullptr) return;
     options.allowed_tokens = [call = given.allowed_tokens, user = given.allowed_tokens_user](
                                  std::span<const std::int64_t> text,
@@ -114,28 +117,23 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     if (given.draft != nullptr) options.draft = given.draft;
     if (given.lookahead >= 0) options.lookahead = given.lookahead;
     options.ignore_eos = given.ignore_eos != 0;
-    require(given.stop_token_count == 0 || given.stop_token_ids != nullptr,
-            "stop_token_ids is null");
-    require(given.stop_count == 0 || given.stop != nullptr, "stop is null");
     if (given.logprobs >= 0) options.logprobs = given.logprobs;
     if (given.cache_salt != nullptr) options.cache_salt = given.cache_salt;
     options.reuse_prefix = given.reuse_prefix != 0;
+    require(given.stop_count == 0 || given.stop != nullptr, "stop is null");
     for (std::size_t i = 0; i < given.stop_count; ++i) {
         require(given.stop[i] != nullptr, "a stop string is null");
         options.stop.emplace_back(given.stop[i]);
     }
-    if (given.stop_token_count > 0) {
-        options.stop_token_ids.assign(given.stop_token_ids,
-                                      given.stop_token_ids + given.stop_token_count);
-    }
+    options.stop_token_ids = ids_at(given.stop_token_ids, given.stop_token_count, "stop_token_ids");
     read_processors(given, options);
     return options;
 }
 
-// Writes at most `room` unread tokens to `tokens`, and returns how many. If there are none, calls
-// `read` until it returns some, or the end (then returns 0).
-int take(pass_generation* generation, std::int64_t* tokens, std::size_t room,
-         std::optional<pass::Event> (pass::Generation::*read)()) {
+// Writes at most `room` unread tokens to `tokens`, and returns how many. While there are none,
+// reads events with `read` (`next` or `poll`); returns 0 if that returns none.
+int read_tokens(pass_generation* generation, std::int64_t* tokens, std::size_t room,
+                std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");
     require(tokens != nullptr && room > 0,
             "there is no room for tokens: give an array of at least one");
@@ -199,10 +197,10 @@ pass_session* pass_open(const char* bundle, const pass_load_options* options, ch
         require(bundle != nullptr, "the bundle's path is null");
         const pass_load_options given =
             completed(options, pass_init_load_options, min_load_options_size);
-        pass::LoadOptions opened = options_of(given);
+        const pass::LoadOptions load_options = options_of(given);
         std::optional<pass::Tokenizer> tokenizer;
-        if (given.text != 0) tokenizer.emplace(bundle, "", opened.onnxruntime);
-        return new pass_session{pass::Session::load(bundle, opened), std::move(tokenizer)};
+        if (given.text != 0) tokenizer.emplace(bundle, "", load_options.onnxruntime);
+        return new pass_session{pass::Session::load(bundle, load_options), std::move(tokenizer)};
     });
 }
 
@@ -233,11 +231,9 @@ pass_generation* pass_submit(pass_session* session, const int64_t* prompt_ids, s
                              const pass_generate_options* options, char* error, size_t error_size) {
     return guarded(error, error_size, static_cast<pass_generation*>(nullptr), [&] {
         require(session != nullptr, "the session is null");
-        require(count == 0 || prompt_ids != nullptr, "prompt_ids is null");
-        pass::Request request;
-        if (count > 0) request.prompt_ids.assign(prompt_ids, prompt_ids + count);
-        request.options =
-            options_of(completed(options, pass_init_generate_options, min_generate_options_size));
+        pass::Request request{
+            ids_at(prompt_ids, count, "prompt_ids"),
+            options_of(completed(options, pass_init_generate_options, min_generate_options_size))};
         const pass::Tokenizer* tokenizer = session->tokenizer ? &*session->tokenizer : nullptr;
         require(
             tokenizer != nullptr || request.options.stop.empty(),
@@ -256,13 +252,13 @@ int pass_step(pass_session* session, char* error, size_t error_size) {
 int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error,
               size_t error_size) {
     return guarded(error, error_size, -1,
-                   [&] { return take(generation, tokens, room, &pass::Generation::next); });
+                   [&] { return read_tokens(generation, tokens, room, &pass::Generation::next); });
 }
 
 int pass_poll(pass_generation* generation, int64_t* tokens, size_t room, char* error,
               size_t error_size) {
     return guarded(error, error_size, -1,
-                   [&] { return take(generation, tokens, room, &pass::Generation::poll); });
+                   [&] { return read_tokens(generation, tokens, room, &pass::Generation::poll); });
 }
 
 const char* pass_text(const pass_generation* generation, size_t* length) {

@@ -1,4 +1,4 @@
-// What the handles of the C API refer to.
+// The structs behind the C API's opaque types.
 #pragma once
 
 #include <deque>
@@ -15,6 +15,6 @@ struct pass_session {
 
 struct pass_generation {
     pass::Generation generation;
-    std::deque<pass::Token> unread;     // for which the caller's array had no room
-    std::vector<pass::Token> returned;  // by the last `pass_next` or `pass_poll`
+    std::deque<pass::Token> unread;     // tokens for which the caller's array had no room yet
+    std::vector<pass::Token> returned;  // the tokens of the last `pass_next` or `pass_poll`
 };

@@ -17,14 +17,28 @@ std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& mani
     options.check();
     LoadOptions resolved = options;
     if (split_device(options.device).kind == "auto") {
-        if (const std::string library = find_engine_library(manifest, options); !library.empty())
-            resolved.device = library;
+        const std::string library = find_engine_library(manifest, options);
+        if (!library.empty()) resolved.device = library;
     }
-    if (const std::string kind = split_device(resolved.device).kind;
-        find_trt_library(kind) != nullptr) {
+    const std::string kind = split_device(resolved.device).kind;
+    if (find_trt_library(kind) != nullptr)
         return open_trt_backend(bundle.path(), manifest, kind, resolved);
-    }
     return std::make_unique<OrtBackend>(bundle.path(), manifest, resolved);
+}
+
+// Throws Error if a token id in the request is not in the vocabulary.
+void check_tokens(const Request& request, std::int64_t vocab_size) {
+    const auto check = [&](std::int64_t token) {
+        if (token >= 0 && token < vocab_size) return;
+        throw Error("token id " + std::to_string(token) + " is not in the vocabulary of " +
+                    std::to_string(vocab_size));
+    };
+    const GenerateOptions& options = request.options;
+    std::vector<std::vector<std::int64_t>> lists = options.bad_words;
+    lists.insert(lists.begin(),
+                 {request.prompt_ids, options.stop_token_ids, options.allowed_token_ids});
+    for (const std::vector<std::int64_t>& ids : lists) std::for_each(ids.begin(), ids.end(), check);
+    for (const auto& [token, bias] : options.sampling.logit_bias) check(token);
 }
 
 }  // namespace
@@ -32,7 +46,7 @@ std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& mani
 Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options)
     : bundle_(std::move(bundle)),
       capabilities_(backend->capabilities()),
-      can_process_(backend->manifest().processors.has_value()),
+      has_processors_(backend->manifest().processors.has_value()),
       backend_(std::move(backend)),
       runner_(*backend_, options.prefix_cache),
       tuners_(runner_),
@@ -65,17 +79,19 @@ std::shared_ptr<SequenceState> Core::submit(const Request& request,
 }
 
 DraftChoice Core::choose(const GenerateOptions& options) const {
-    const int available = bundle_.lookahead(), lookahead = options.lookahead.value_or(available);
-    if (lookahead < 0 || lookahead > available) {
-        throw Error("look-ahead must be 0 to " + std::to_string(available) +
+    const int bundle_lookahead = bundle_.lookahead(),
+              lookahead = options.lookahead.value_or(bundle_lookahead);
+    if (lookahead < 0 || lookahead > bundle_lookahead) {
+        throw Error("look-ahead must be 0 to " + std::to_string(bundle_lookahead) +
                     ", the look-ahead of the bundle, not " + std::to_string(lookahead));
     }
-    const std::optional<int> built = capabilities_.fixed_lookahead;
-    const bool sized = options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
-    if (built && (sized || (lookahead != 0 && lookahead != *built))) {
-        throw Error("the engines run only look-ahead " + std::to_string(*built) +
+    const std::optional<int> fixed = capabilities_.fixed_lookahead;
+    const bool names_groups =
+        options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
+    if (fixed && (names_groups || (lookahead != 0 && lookahead != *fixed))) {
+        throw Error("the engines run only look-ahead " + std::to_string(*fixed) +
                     " without group sizes; use --plan fused, --lookahead " +
-                    std::to_string(*built) + " or 0");
+                    std::to_string(*fixed) + " or 0");
     }
     DraftChoice result = choose_drafts(options.plan, lookahead, options.draft, capabilities_.trees);
     if (result.cycle && result.cycle->is_tree() && capabilities_.rounds_activations) {
@@ -83,9 +99,9 @@ DraftChoice Core::choose(const GenerateOptions& options) const {
                     " could change texts: activations are rounded to 8 bits here, and some drafts "
                     "of a tree round differently than in plain decoding; use --plan fused");
     }
-    if (std::max(result.lookahead_drafts, result.ngram_drafts) > available) {
+    if (std::max(result.lookahead_drafts, result.ngram_drafts) > bundle_lookahead) {
         throw Error(options.plan + " has more drafts than the bundle's " +
-                    std::to_string(available) + "; use --plan fused");
+                    std::to_string(bundle_lookahead) + "; use --plan fused");
     }
     return result;
 }
@@ -94,20 +110,8 @@ ResolvedRequest Core::resolve(const Request& request) const {
     const GenerateOptions& options = request.options;
     options.check();
     if (request.prompt_ids.empty()) throw Error("the prompt has no tokens");
-    const std::int64_t vocab = bundle_.vocab_size(), capacity = capabilities_.max_capacity();
-    const auto check_tokens = [&](const std::vector<std::int64_t>& ids) {
-        for (std::int64_t token : ids) {
-            if (token >= 0 && token < vocab) continue;
-            throw Error("token id " + std::to_string(token) + " is not in the vocabulary of " +
-                        std::to_string(vocab));
-        }
-    };
-    for (const auto* ids :
-         {&request.prompt_ids, &options.stop_token_ids, &options.allowed_token_ids}) {
-        check_tokens(*ids);
-    }
-    for (const std::vector<std::int64_t>& word : options.bad_words) check_tokens(word);
-    for (const auto& [token, bias] : options.sampling.logit_bias) check_tokens({token});
+    check_tokens(request, bundle_.vocab_size());
+    const std::int64_t capacity = capabilities_.max_capacity();
     if (static_cast<std::int64_t>(request.prompt_ids.size()) > capacity) {
         throw Error("the prompt has " + std::to_string(request.prompt_ids.size()) +
                     " tokens, more than the KV capacity of " + std::to_string(capacity) +
@@ -130,15 +134,11 @@ ResolvedRequest Core::resolve(const Request& request) const {
     resolved.cache_salt = options.cache_salt;
     resolved.logprobs = options.logprobs;
     resolved.mode = std::move(drafts.mode);
-    Processing processing{vocab,
-                          resolved.sampling,
-                          options.min_tokens,
-                          resolved.stop_token_ids,
-                          options.bad_words,
-                          options.allowed_token_ids,
+    Processing processing{bundle_.vocab_size(),    resolved.sampling, options.min_tokens,
+                          resolved.stop_token_ids, options.bad_words, options.allowed_token_ids,
                           options.allowed_tokens};
     if (!processing.changes_logits()) return resolved;
-    if (!can_process_)
+    if (!has_processors_)
         throw Error("the bundle has no logits processors; export it again with this version");
     resolved.processing = std::move(processing);
     return resolved;
@@ -168,27 +168,26 @@ void Core::wait(SequenceState& sequence) {
 }
 
 bool Core::run_scheduler(std::unique_lock<std::mutex>& lock) {
-    bool more = false;
-    run_step(lock, [&] { more = scheduler_.step(); });
-    return more && !closed_;
+    bool more_to_do = false;
+    run_step(lock, [&] { more_to_do = scheduler_.step(); });
+    return more_to_do && !closed_;
 }
 
 void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
     stepping_ = true;
     lock.unlock();
-    std::exception_ptr lost, broken;
+    std::exception_ptr lost, error;
     try {
         const auto held = backend_->for_this_thread();
         work();
-        lost = backend_->failure();
-    } catch (...) {  // a bug in the scheduler: readers must not wait for ever
-        broken = std::current_exception();
+        lost = error = backend_->failure();
+    } catch (...) {  // a bug in the scheduler, after which waiting threads would wait for ever
+        error = std::current_exception();
     }
-    if (lost != nullptr || broken != nullptr)
-        scheduler_.end_all({FinishReason::error, {}, lost != nullptr ? lost : broken});
+    if (error != nullptr) scheduler_.end_all({FinishReason::error, {}, error});
     lock.lock();
     failure_ = lost;
-    closed_ = closed_ || lost != nullptr || broken != nullptr;
+    closed_ = closed_ || error != nullptr;
     stepping_ = false;
     signals_->changed.notify_all();
 }
@@ -197,15 +196,15 @@ void Core::between_steps(const std::function<void()>& work) {
     std::unique_lock lock(signals_->mutex);
     signals_->changed.wait(lock, [this] { return !stepping_; });
     check_open();
-    std::exception_ptr thrown;
+    std::exception_ptr error;
     run_step(lock, [&] {
         try {
             work();
         } catch (...) {
-            thrown = std::current_exception();
+            error = std::current_exception();
         }
     });
-    if (thrown != nullptr) std::rethrow_exception(thrown);
+    if (error != nullptr) std::rethrow_exception(error);
 }
 
 void Core::warm_up(const std::vector<SamplingParams>& samplings) {
@@ -233,7 +232,7 @@ void Core::close(const End& end) {
     std::unique_lock lock(signals_->mutex);
     signals_->changed.wait(lock, [this] { return !stepping_; });
     if (backend_ == nullptr) return;
-    closed_ = stepping_ = true;  // no other thread begins a step
+    closed_ = stepping_ = true;  // so that no other thread begins a step
     lock.unlock();
     {
         const auto held = backend_->for_this_thread();

@@ -1,4 +1,5 @@
-// The parts of a session (bundle, backend, scheduler), and which waiting thread decodes.
+// The implementation of Session: its parts (bundle, backend, runner, scheduler), and which of the
+// threads that wait for tokens decodes.
 #pragma once
 
 #include <functional>
@@ -21,23 +22,24 @@ struct Bundle::Data {
     Manifest manifest;
 };
 
-// A thread that waits for tokens runs one step of the scheduler. If another thread is in a step, it
-// waits until that step is done, and looks for its tokens again. Any thread may call any method.
+// A thread that waits for tokens runs steps of the scheduler until it has some. While another
+// thread is in a step, it waits for the end of that step, which may have written its tokens. Any
+// thread may call any method.
 class Core {
    public:
-    // `backend` must have been opened with the manifest of `bundle`.
+    // `backend` must have been opened with the manifest of `bundle`, to which it refers.
     Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options);
-    // Opens the backend that `options` names; `manifest` is that of `bundle`.
+    // Opens the backend for the device of `options`. manifest: that of `bundle`.
     static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest,
                                       const LoadOptions& options);
 
-    // submit, step, warm_up, uncaptured: as in Session.
+    // submit, step, warm_up, uncaptured: as the methods of Session.
     std::shared_ptr<SequenceState> submit(const Request& request,
                                           std::unique_ptr<TextReader> reader);
     bool step();
-    // Wait until `sequence` has something to read in its `output`.
+    // Wait, or decode, until `sequence` has an event to read, or its end.
     void wait(SequenceState& sequence);
-    // End all sequences with `end`, and free the backend.
+    // End all sequences with `end`, and free the backend. Repeated calls do nothing.
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
@@ -51,25 +53,28 @@ class Core {
     // Throws Error if the session is closed.
     void check_open() const;
     ResolvedRequest resolve(const Request& request) const;
-    // Run one step of the scheduler in `run_step`. Returns whether there is more to do.
+    // Run one step of the scheduler. lock: as for `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step, while no other thread is in one. `lock`, on the mutex of `signals_`, is
-    // released meanwhile. If `work` throws or the device is lost, closes the session.
+    // Run `work` as a step: no other thread begins a step meanwhile. `lock` holds the mutex of
+    // `signals_`, which is released while `work` runs. If `work` throws or the device is lost, ends
+    // all sequences with that error, and closes the session.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` when no thread is in a step. Throws what `work` throws.
+    // Run `work` as a step, once no other thread is in one. Throws what `work` throws, after which
+    // the session stays open.
     void between_steps(const std::function<void()>& work);
 
     Bundle bundle_;
     Capabilities capabilities_;
-    bool can_process_;  // whether the bundle has logits processors
+    bool has_processors_;  // whether the bundle has a graph of logits processors
     std::shared_ptr<Signals> signals_ = std::make_shared<Signals>();
     std::unique_ptr<Backend> backend_;
     Runner runner_;
     Tuners tuners_;
     Scheduler scheduler_;
     std::size_t max_queue_;
-    bool stepping_ = false, closed_ = false;  // under the mutex of `signals_`
-    std::exception_ptr failure_;              // of the device, if that closed the session
+    // These are read and written under the mutex of `signals_`.
+    bool stepping_ = false, closed_ = false;
+    std::exception_ptr failure_;  // the error of the device, if its loss closed the session
 };
 
 }  // namespace pass

@@ -14,11 +14,11 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t max_candidates = 1024;  // of top-k
+constexpr std::int64_t max_top_k = 1024;
 constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
-constexpr std::size_t max_listed = 1024;  // tokens in logit_bias, and sequences in bad_words
+constexpr std::size_t max_biases = 1024, max_bad_words = 1024;
 
-// The shortest text that reads back as the same number, with a decimal point, as Python writes it.
+// The number as Python writes it: with a decimal point, and with no more digits than it needs.
 std::string text_of(double number) {
     char text[32];
     const auto end = std::to_chars(text, text + sizeof text, number).ptr;
@@ -27,8 +27,8 @@ std::string text_of(double number) {
     return result;
 }
 
-void require(bool holds, const char* what, const std::string& found) {
-    if (!holds) throw Error(std::string(what) + ", not " + found);
+void require(bool holds, const std::string& rule, const std::string& value) {
+    if (!holds) throw Error(rule + ", not " + value);
 }
 
 }  // namespace
@@ -36,18 +36,18 @@ void require(bool holds, const char* what, const std::string& found) {
 void SamplingParams::check() const {
     require(temperature >= 0 && std::isfinite(temperature),
             "temperature must be a number of at least 0", text_of(temperature));
-    require(top_k >= 0 && top_k <= max_candidates, "top-k must be 0 (off) to 1024",
+    require(top_k >= 0 && top_k <= max_top_k, "top-k must be 0 (off) to 1024",
             std::to_string(top_k));
     require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", text_of(top_p));
     require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", text_of(min_p));
     for (const auto& [name, value] : {std::pair{"presence-penalty", presence_penalty},
                                       std::pair{"frequency-penalty", frequency_penalty}}) {
-        require(value >= -2 && value <= 2,
-                (std::string(name) + " must be -2 to 2 (0 is off)").c_str(), text_of(value));
+        require(value >= -2 && value <= 2, std::string(name) + " must be -2 to 2 (0 is off)",
+                text_of(value));
     }
     require(repetition_penalty >= 0.01 && repetition_penalty <= 100,
             "repetition-penalty must be 0.01 to 100 (1 is off)", text_of(repetition_penalty));
-    require(logit_bias.size() <= max_listed, "logit-bias may have at most 1024 tokens",
+    require(logit_bias.size() <= max_biases, "logit-bias may have at most 1024 tokens",
             std::to_string(logit_bias.size()));
     for (const auto& [token, bias] : logit_bias) {
         require(bias >= -100 && bias <= 100, "logit-bias must be -100 to 100",
@@ -75,7 +75,8 @@ void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1",
             std::to_string(max_new_tokens));
-    // Throws if there is no such plan. `Core::choose` checks trees, which depend on the bundle.
+    // Throws Error if there is no such plan. `Core::choose` checks trees: which there are depends
+    // on the bundle.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both")
         throw Error("draft must be one of lookahead, ngram, both, not '" + *draft + "'");
@@ -87,7 +88,7 @@ void GenerateOptions::check() const {
         throw Error("stop must be at most " + std::to_string(max_stops) + " strings, of " +
                     std::to_string(max_stop_bytes) + " bytes together");
     }
-    require(bad_words.size() <= max_listed, "bad-words may be at most 1024",
+    require(bad_words.size() <= max_bad_words, "bad-words may be at most 1024",
             std::to_string(bad_words.size()));
     for (const std::vector<std::int64_t>& word : bad_words)
         require(!word.empty(), "bad words need a token", "none");
@@ -98,11 +99,11 @@ void GenerateOptions::check() const {
 }
 
 void LoadOptions::check() const {
-    // With more threads than this, ONNX Runtime hangs instead of being faster.
+    // ONNX Runtime hangs with too many threads.
     const int max_threads =
         std::max(64, 4 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
     require(threads >= 0 && threads <= max_threads,
-            ("threads must be 0 (ONNX Runtime's choice) to " + std::to_string(max_threads)).c_str(),
+            "threads must be 0 (ONNX Runtime's choice) to " + std::to_string(max_threads),
             std::to_string(threads));
     require(max_batch_size >= 1 && max_batch_size <= 1024, "max-batch-size must be 1 to 1024",
             std::to_string(max_batch_size));

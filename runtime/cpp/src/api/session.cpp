@@ -41,7 +41,7 @@ std::optional<std::int64_t> Bundle::bos_token_id() const {
 }
 
 Session::Session(Bundle bundle, const LoadOptions& options) {
-    // The manifest's address stays the same when the bundle is moved.
+    // The manifest is on the heap, so it stays where it is when the bundle is moved.
     const Manifest& manifest = bundle.data_->manifest;
     core_ = Core::open(std::move(bundle), manifest, options);
 }
@@ -52,8 +52,8 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     options.check();
     Bundle bundle(path, false);
     if (!options.verify) return Session(std::move(bundle), options);
-    // Hashes are compared while the graphs are loaded, since both take long. If both fail, the
-    // error of the hashes is thrown: a damaged file explains why loading failed.
+    // Hashes are compared while the graphs are loaded, because both take long. If both fail, the
+    // error of the hashes is thrown, because a damaged file explains why loading failed.
     std::future<void> hashes =
         std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
             HashCache cache;
@@ -82,10 +82,10 @@ Session& Session::operator=(Session&& other) noexcept {
 Session::~Session() {
     if (core_ == nullptr) return;
     try {
-        const Error gone(
+        const Error destroyed(
             "the session was destroyed before this generation had ended; keep it until then");
-        core_->close({FinishReason::error, {}, std::make_exception_ptr(gone)});
-    } catch (...) {  // for lack of memory: a destructor must not throw
+        core_->close({FinishReason::error, {}, std::make_exception_ptr(destroyed)});
+    } catch (...) {  // Memory ran out, and a destructor must not throw.
     }
 }
 
