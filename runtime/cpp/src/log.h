@@ -8,8 +8,7 @@ namespace pass {
 // The lowest level that is written: messages below it need not be made.
 LogLevel log_level();
 
-// Write `message` to the function of `set_log`, or else to standard error, if `level` is at least
-// `log_level()`.
+// Write `message` to that function, or else to standard error, unless it is below `log_level()`.
 void log(LogLevel level, const std::string& message) noexcept;
 
 }  // namespace pass

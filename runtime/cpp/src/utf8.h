@@ -1,5 +1,4 @@
-// UTF-8: finds the characters of bytes that may not be valid UTF-8, reads files of text, and makes
-// text fit into messages.
+// UTF-8: the characters of bytes that may be invalid, files of text, and text for messages.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +36,7 @@ std::string one_line(std::string_view text);
 // reading fails; errno then has the reason.
 std::optional<std::string> read_bytes(std::FILE* file);
 
-// The text of a UTF-8 file; none if there is no such file. Throws Error if it cannot be read or is
-// not UTF-8.
+// The text of a UTF-8 file; none if there is no such file. Throws Error if it is not readable text.
 std::optional<std::string> read_text_file(const std::filesystem::path& path);
 
 }  // namespace pass

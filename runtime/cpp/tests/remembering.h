@@ -100,7 +100,7 @@ class RememberingBackend : public RecitingBackend {
         return static_cast<float>((static_cast<std::int64_t>(entry) * 31 + token + 1) % 65521);
     }
     float* entry_at(int slot, int part, std::int64_t position) {
-        std::byte* place = cache_.place(static_cast<std::size_t>(part / 2), slot);
+        std::byte* place = cache_.address(static_cast<std::size_t>(part / 2), slot);
         return reinterpret_cast<float*>(place) + 2 * (part % 2 * cache_.shape(1)[2] + position);
     }
     // Write the K/V of `tokens` in these rows of a window, after `length` entries of `slot`.

@@ -1,5 +1,4 @@
-// What a generation returns: events with its tokens, why it ended, and its metrics, which are
-// defined as in vLLM and AIPerf.
+// What a generation returns: its tokens in events, why it ended, and metrics as vLLM defines them.
 #pragma once
 
 #include <cstdint>

@@ -28,8 +28,8 @@ struct PASS_API SamplingParams {
     // Subtracted from the logits of tokens that the text has; -2 to 2, 0 is off.
     double presence_penalty = 0.0;
     double frequency_penalty = 0.0;  // the same, times how often the text has the token
-    // Divides positive and multiplies negative logits of tokens that the prompt or the text has;
-    // 0.01 to 100, 1 is off.
+    // Divides positive, multiplies negative logits of tokens in prompt and text; 0.01 to 100; 1:
+    // off
     double repetition_penalty = 1.0;
     // Token id -> a number from -100 to 100 to add to its logit; at most 1024 tokens.
     std::map<std::int64_t, double> logit_bias{};
@@ -64,8 +64,8 @@ struct PASS_API GenerateOptions {
     std::string plan = "auto";
     // The most look-ahead drafts of a pass: 0 (plain decoding) to L of the bundle, the default.
     std::optional<int> lookahead;
-    // Where drafts come from: "lookahead", "ngram", "both". Default: "both" for auto, else
-    // "lookahead".
+    // Where drafts come from: "lookahead", "ngram", "both"; default: "both" for auto, or
+    // "lookahead"
     std::optional<std::string> draft;
     // Strings that end the text and are not part of it: at most 64, 4096 bytes in total.
     std::vector<std::string> stop;
@@ -101,10 +101,10 @@ class PASS_API Allocator {
 };
 
 struct PASS_API LoadOptions {
-    // cpu or cuda: ONNX Runtime. tensorrt or tensorrt-rtx: the engine sets that `pass-export build`
-    // added to the bundle. tensorrt-rtx-ep: ONNX Runtime with its plugin for TensorRT-RTX. auto:
-    // engine sets that fit this machine, else cuda if ONNX Runtime and the machine have CUDA, else
-    // cpu. cuda:1 is the second GPU.
+    // cpu, cuda: ONNX Runtime. tensorrt, tensorrt-rtx: engine sets that `pass-export build` added
+    // to the bundle. tensorrt-rtx-ep: ONNX Runtime with its plugin for TensorRT-RTX. auto: engine
+    // sets that fit this machine, else cuda if ONNX Runtime and the machine have it, else cpu.
+    // cuda:1: the second GPU.
     std::string device = "auto";
     int threads = 0;               // CPU threads; 0 lets ONNX Runtime choose
     int max_batch_size = 1;        // slots: the most sequences that decode together
@@ -121,8 +121,7 @@ struct PASS_API LoadOptions {
     bool prefix_cache = true;
     // If more sequences than this decode at a time, all decode without drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else the path that the build found, else the
-    // loader's search.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else the build's path, else the loader's search.
     std::filesystem::path onnxruntime;
     // libnvinfer.so for device tensorrt, libtensorrt_rtx.so for tensorrt-rtx; empty: $PASS_TENSORRT
     // or $PASS_TENSORRT_RTX, else the loader's search.

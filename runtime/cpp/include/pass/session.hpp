@@ -57,9 +57,8 @@ struct Request {
     GenerateOptions options;
 };
 
-// A submitted request. Its destructor cancels the request. A generation that outlives its session
-// still returns the tokens that were written before the session's end; then `next` throws Error.
-// Move-only.
+// A submitted request, which the destructor cancels. If it outlives its session, it still returns
+// the tokens that were written before the session's end; then `next` throws Error. Move-only.
 class PASS_API Generation {
    public:
     Generation(Generation&&) noexcept;
@@ -114,23 +113,20 @@ class PASS_API Session {
     // session is closed. tokenizer: needed for text and stop strings; null: the generation has
     // token ids only. The tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // Run one step of the scheduler, such as a pass, for all requests. First waits while another
-    // thread is in a step. Returns whether there is more to do. Throws Error if the session is
-    // closed or its device was lost.
+    // Run one step of the scheduler, such as a pass, for all requests; first wait while another
+    // thread is in one. Returns whether there is more to do. Throws Error if the session is closed.
     bool step();
     // Do now what the first requests would wait for, at every batch size: time passes for `auto`,
     // and on TensorRT engines capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt
-    // chunks. samplings: those that requests will have; empty: greedy, and with a temperature. Does
-    // little while requests run. Throws Error if the session is closed, a pass fails or the device
-    // is lost.
+    // chunks. samplings: of the requests; empty: greedy, and with a temperature. Does little while
+    // requests run. Throws Error if the session is closed, a pass fails or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
     // For each graph file or pass that could not be captured as a CUDA graph, its name and the
     // reason. Empty on the CPU. Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
     // Cancel all requests and free the memory. All later calls but `close` throw Error.
     void close();
-    // `Stats::plan` and `Stats::lookahead` of a request with these options. Throws Error if this
-    // bundle cannot run them.
+    // `Stats::plan` and `lookahead` of a request with these options. Throws Error if it is refused.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;

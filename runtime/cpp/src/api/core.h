@@ -23,8 +23,7 @@ struct Bundle::Data {
 };
 
 // A thread that waits for tokens runs steps of the scheduler until it has some. While another
-// thread is in a step, it waits for the end of that step, which may have written its tokens. Any
-// thread may call any method.
+// thread is in a step, it waits for that step's end instead. Any thread may call any method.
 class Core {
    public:
     // `backend` must have been opened with the manifest of `bundle`, to which it refers.
@@ -59,8 +58,7 @@ class Core {
     // `signals_`, which is released while `work` runs. If `work` throws or the device is lost, ends
     // all sequences with that error, and closes the session.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` as a step, once no other thread is in one. Throws what `work` throws, after which
-    // the session stays open.
+    // Run `work` once no thread is in a step. Throws what `work` throws; the session stays open.
     void between_steps(const std::function<void()>& work);
 
     Bundle bundle_;

@@ -75,8 +75,7 @@ void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1",
             std::to_string(max_new_tokens));
-    // Throws Error if there is no such plan. `Core::choose` checks trees: which there are depends
-    // on the bundle.
+    // Throws Error for an unknown plan. Trees depend on the bundle: `Core::choose` checks them.
     if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both")
         throw Error("draft must be one of lookahead, ngram, both, not '" + *draft + "'");

@@ -16,7 +16,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities,
       memory_(std::move(memory)),
       bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width,
                 capabilities_.least_rows),
-      // With fewer slots than least_rows, rows of slots that do not exist are padding.
+      // A pass over fewer rows than it must have is padded with the rows of more slots.
       buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows),
                bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
@@ -54,7 +54,7 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
     buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids.data(), ids.size());
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
-        // In each row the draft has probability 1 and all other tokens have 0.
+        // A draft has probability 1 and all other tokens 0; without a draft, all tokens have 0.
         std::vector<float> draft_probs(static_cast<std::size_t>(plan.drafts * vocab), 0.0F);
         for (std::size_t i = 0; i < drafts.size(); ++i) {
             draft_probs[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] =
@@ -104,41 +104,42 @@ void Backend::set_slot(int slot, std::int64_t length, bool active) {
     lengths_[static_cast<std::size_t>(slot)] = active ? std::optional(length) : std::nullopt;
 }
 
-void Backend::cover_noise(int slot, const Plan& plan) {
-    const std::optional<std::int64_t> length = lengths_[static_cast<std::size_t>(slot)];
-    if (length) noise_.cover(slot, *length, *length + listed_positions(plan.width()));
-}
-
 void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens,
                       int width) {
     const Plan plan = prefill_plan(width);
     const std::string scope = prefill_scope;
+    const int padded_width = bindings_.trunk_width(plan, 1);
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
-    ids.resize(static_cast<std::size_t>(bindings_.trunk_width(plan, 1)), 0);
-    buffers_.write(scope + "input_ids", {1, bindings_.trunk_width(plan, 1)}, ids);
+    ids.resize(static_cast<std::size_t>(padded_width), 0);
+    buffers_.write(scope + "input_ids", {1, padded_width}, ids);
     buffers_.write(scope + "length", {1}, {length});
     buffers_.write(scope + "logit_rows", {1}, {static_cast<std::int64_t>(tokens.size()) - 1});
     run_prefill(slot, plan);
 }
 
 std::vector<Emitted> Backend::run(const PassKind& kind) {
-    for (int slot = 0; slot < kind.batch; ++slot) cover_noise(slot, kind.plan);
+    for (int slot = 0; slot < kind.batch; ++slot) {
+        const std::optional<std::int64_t> length = lengths_[static_cast<std::size_t>(slot)];
+        // Up to the last position that a window of the plan can reach.
+        if (length) noise_.cover(slot, *length, *length + listed_positions(kind.plan.width()));
+    }
     const PassResult result = run_pass(kind);
-    const auto stride = static_cast<std::size_t>(kind.plan.max_emitted());
+    const auto max_emitted = static_cast<std::size_t>(kind.plan.max_emitted());
     std::vector<Emitted> emitted;
     for (std::size_t slot = 0; slot < result.count.size(); ++slot) {
-        const auto emitted_of = [&](const std::vector<std::int64_t>& all_slots) {
-            const auto first = all_slots.begin() + static_cast<std::ptrdiff_t>(slot * stride);
-            return std::vector<std::int64_t>(first, first + result.count[slot]);
+        const std::int64_t count = result.count[slot];
+        const auto of_slot = [&](const std::vector<std::int64_t>& values) {
+            const auto first = values.begin() + static_cast<std::ptrdiff_t>(slot * max_emitted);
+            return std::vector<std::int64_t>(first, first + count);
         };
-        std::vector<std::int64_t> rows(static_cast<std::size_t>(result.count[slot]));
+        std::vector<std::int64_t> rows(static_cast<std::size_t>(count));
         std::iota(rows.begin(), rows.end(), 0);
-        if (!result.emitted_rows.empty()) rows = emitted_of(result.emitted_rows);
+        if (!result.emitted_rows.empty()) rows = of_slot(result.emitted_rows);
         if (lengths_[slot]) {
             cache_.keep_rows(static_cast<int>(slot), *lengths_[slot], rows);
-            *lengths_[slot] += result.count[slot];
+            *lengths_[slot] += count;
         }
-        emitted.push_back({emitted_of(result.emitted), std::move(rows)});
+        emitted.push_back({of_slot(result.emitted), std::move(rows)});
     }
     return emitted;
 }

@@ -1,10 +1,11 @@
 // Runs a bundle's graphs over the slots of one device. The base class fills the buffers, a subclass
 // runs the graphs.
 //
-// The runner tracks which sequence is in which slot, and how much of it is cached. All inputs of a
-// pass are in the KV cache or in buffers that are written here or by the graphs of the previous
-// pass. The backend keeps a host copy of the cached lengths, to fill the noise (random numbers of
-// sampling) and to move the K/V of accepted rows next to each other.
+// The runner (decode/runner.h) tracks which sequence is in which slot, and how much of it is
+// cached; a backend does not. All inputs of a pass are in the buffers (written here, or by the
+// graphs of the previous pass) or in the KV cache. The backend keeps a host copy of the cached
+// lengths, to fill the noise (random numbers for sampling), and to move the K/V of accepted rows
+// next to each other.
 #pragma once
 
 #include <filesystem>
@@ -30,16 +31,18 @@ struct PassKind {
     int batch = 1;
     Sampler sampler = Sampler::greedy;
     bool logprobs = false;
-    std::size_t touched_count = 0;  // T of `ProcessedRows` below; 0: no logits processors run
+    // The length T of the token lists in `ProcessedRows`; 0 runs no logits processors.
+    std::size_t touched_count = 0;
 };
 
-// What the logits processors do to a slot with P root and draft rows (tails/processors.py).
+// What the logits processors (pass_exporter/tails/processors.py) do to a slot. P: root and drafts.
 struct ProcessedRows {
-    std::vector<std::int32_t> allowed;  // [P,V/8] bits of allowed tokens, a byte in each number
-    std::vector<std::int64_t> touched;  // [T] the tokens that the next three fields change
-    std::vector<float> bias;            // [T] added to the logits of these tokens
-    std::vector<float> factor;          // [P,T] then divides positive, multiplies negative logits
-    std::vector<float> penalty;         // [P,T] then subtracted
+    // [P,V/8 rounded up] Bit i % 8 of number i / 8 is set if token i may be drawn.
+    std::vector<std::int32_t> allowed;
+    std::vector<std::int64_t> touched;  // [T] ids of the tokens that the next three fields change
+    std::vector<float> bias;            // [T] is added to the logits of these tokens
+    std::vector<float> factor;          // [P,T] then divides positive and multiplies negative ones
+    std::vector<float> penalty;         // [P,T] is then subtracted
 };
 
 // The tokens that a pass emitted in one slot, and the window row that each was drawn from.
@@ -47,20 +50,20 @@ struct Emitted {
     std::vector<std::int64_t> tokens, rows;
 };
 
-// Log-probabilities of a pass over b slots: `chosen` [b,E] of the emitted tokens, and `values`
-// [b,E,K] of the K most likely tokens `ids` [b,E,K] at the same positions.
+// Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of the
+// emitted tokens, and `values` [b,E,K] of the K likeliest tokens `ids` [b,E,K] at their positions.
 struct Logprobs {
-    std::size_t max_emitted = 0;  // E, the most tokens that the pass emits in a slot
+    std::size_t max_emitted = 0;  // E
     std::size_t top = 0;          // K
     std::vector<float> chosen;
     std::vector<std::int64_t> ids;
     std::vector<float> values;
 };
 
-// Slots 0 .. capabilities().slots()-1 of one bundle on one device.
+// A bundle on one device, with slots 0 .. capabilities().slots()-1.
 class Backend {
    public:
-    // spare_entries: how many cache entries a pass may overwrite after its window, as padding.
+    // spare_entries: how many cache entries after its window a pass may overwrite, as padding.
     Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
             std::int64_t spare_entries = 0);
     virtual ~Backend() = default;
@@ -72,49 +75,53 @@ class Backend {
     // The present KV capacity, in tokens.
     virtual std::int64_t capacity() const { return cache_.capacity(); }
 
-    // The KV cache of all slots; only `resize` may change its capacity.
+    // The KV cache of all slots. Only this class's `resize` may change its capacity.
     KVCache& cache() { return cache_; }
     Memory& memory() { return *memory_; }
 
-    // Makes the device current for the calling thread as long as the result lives. Hold the result
-    // while you call other methods.
+    // Makes the device current for the calling thread as long as the result lives. A thread must
+    // hold the result while it calls other methods.
     std::shared_ptr<void> for_this_thread() { return memory_->for_this_thread(); }
-    // By name of a graph file or a pass, why it could not be captured as a CUDA graph.
+    // The graph files or passes that could not be captured as CUDA graphs, each with the reason.
     const std::map<std::string, std::string>& uncaptured() const { return uncaptured_; }
     // The error with which the device was lost; null while it works.
     std::exception_ptr failure() const { return memory_->failure(); }
 
-    // Change the KV capacity, keeping lengths[slot] entries of every slot. If it throws, all stays.
+    // Change the KV capacity to `capacity` tokens, keeping the first lengths[slot] entries of every
+    // slot. If it throws, nothing has changed.
     virtual void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Set how the tokens of `slot` are sampled.
     void set_sampling(int slot, const SamplingParams& params);
-    // Leave `slot` out of the next passes, which may overwrite its K/V only after `length` entries.
+    // Leave `slot` out of the following passes. They may overwrite its K/V after the first `length`
+    // entries, and nothing else.
     void mask(int slot, std::int64_t length);
     // Write the window of `plan` for `slot`, whose cache holds `length` entries. `drafts` are a
-    // chain. A draft row without a draft gets the id V (the vocabulary size), which is no token.
+    // chain. Other draft rows get the id V (the vocabulary size), which no sampled token equals.
     void stage(int slot, const Plan& plan, std::int64_t length, std::int64_t root,
                std::span<const std::int64_t> drafts = {});
-    // The drafts in the staged windows of `plan`, by slot. The id V stands for no draft.
+    // The drafts in the staged windows of the first `batch` slots; V stands for no draft.
     std::vector<std::vector<std::int64_t>> drafts(const Plan& plan, int batch);
     // Set what the logits processors do to `slot` in the next pass.
     void set_processors(int slot, const ProcessedRows& rows);
-    // Append the K/V of `tokens` to the `length` entries of `slot`, in a window of `width` rows.
+    // Write the K/V of `tokens` after the first `length` entries of `slot`, in a window that is
+    // padded to `width` rows.
     void prefill(int slot, std::int64_t length, std::span<const std::int64_t> tokens, int width);
-    // Run one pass, trunk and tail, over the staged windows. Returns what each slot emitted,
-    // nothing if it is masked. The K/V of the accepted rows are then part of the cache, and the
-    // windows of `kind.plan.next()` are staged.
+    // Run one pass, trunk and tail, over the staged windows, and return what each slot emitted; a
+    // masked slot emits nothing. Afterwards the K/V of the accepted rows are part of the cache, and
+    // the windows of `kind.plan.next()` are staged.
     std::vector<Emitted> run(const PassKind& kind);
-    // The log-probabilities of the tokens that the last pass emitted. kind: of that pass.
+    // The log-probabilities of the tokens that the last pass, of this `kind`, emitted.
     Logprobs logprobs(const PassKind& kind);
 
-    // Run the trunk alone over the staged windows: it writes logits and K/V, but no window.
+    // Run the trunk alone over the staged windows. It writes logits and K/V.
     virtual void run_trunk(const Plan& plan, int batch) = 0;
     // Run the tail alone, on the logits that the last `run_trunk` wrote.
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
-    // What a pass over B slots emitted: in slot b, the first count[b] of the tokens `emitted`
-    // [B,E], drawn from the window rows `emitted_rows` [B,E] (empty if the drafts are a chain).
+    // What the tail of a pass over B slots wrote. Slot b emitted the first count[b] of the tokens
+    // emitted[b], drawn from the window rows emitted_rows[b]. `emitted` and `emitted_rows` are
+    // [B,E]; the latter is empty if the drafts are a chain, where token i is drawn from row i.
     struct PassResult {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };
@@ -136,11 +143,10 @@ class Backend {
 
    private:
     void set_slot(int slot, std::int64_t length, bool active);
-    // Fill the noise of `slot` up to the last position that a window of `plan` can reach.
-    void cover_noise(int slot, const Plan& plan);
 
     NoiseRows noise_;
-    std::vector<std::optional<std::int64_t>> lengths_;  // cached entries by slot; none if masked
+    // The cached length of each slot, as the device has it; none for masked slots.
+    std::vector<std::optional<std::int64_t>> lengths_;
 };
 
 }  // namespace pass

@@ -11,6 +11,7 @@ namespace {
 constexpr std::int64_t max_elements = std::int64_t{1} << 40;  // more than any memory holds
 constexpr std::int64_t noise_ahead_positions = 256;  // filled beyond those of the next pass
 
+// The number of elements of a tensor. Throws Error if no memory can hold them.
 std::int64_t product(const Shape& shape) {
     std::int64_t elements = 1;
     for (std::int64_t size : shape) {
@@ -26,12 +27,11 @@ std::int64_t product(const Shape& shape) {
 
 std::byte* Buffers::address_of(const Binding& binding) {
     const std::size_t item = item_size(binding.dtype);
-    const Shape& shape = binding.shape;
     if (binding.by_slot) return rows_address(binding.buffer, binding.row, item);
-    std::byte* result = address(binding.buffer, shape, product(shape), item);
-    if (binding.constant && filled_.insert(result).second)
-        memory_.upload(result, binding.constant->data(), binding.constant->size());
-    return result;
+    std::byte* buffer = address(binding.buffer, binding.shape, product(binding.shape), item);
+    if (binding.constant && filled_.insert(buffer).second)
+        memory_.upload(buffer, binding.constant->data(), binding.constant->size());
+    return buffer;
 }
 
 std::byte* Buffers::rows_address(const std::string& name, const Shape& shape,
@@ -49,25 +49,23 @@ void Buffers::write(const std::string& name, const Shape& shape,
 
 void Buffers::write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                          const std::vector<std::int64_t>& values) {
-    const std::size_t size = sizeof(std::int64_t),
-                      row = static_cast<std::size_t>(product(shape)) * size;
-    const std::size_t before =
-        static_cast<std::size_t>(first) * (row / static_cast<std::size_t>(shape.front()));
-    std::byte* target =
-        rows_address(name, shape, size) + static_cast<std::size_t>(slot) * row + before;
-    memory_.upload(target, values.data(), values.size() * size);
+    const std::int64_t items_before = slot * shape.front() + first;
+    const auto offset = static_cast<std::size_t>(items_before * (product(shape) / shape.front()));
+    std::byte* rows = rows_address(name, shape, sizeof(std::int64_t));
+    memory_.upload(rows + offset * sizeof(std::int64_t), values.data(),
+                   values.size() * sizeof(std::int64_t));
 }
 
 std::byte* Buffers::address(const std::string& name, const Shape& key, std::int64_t elements,
                             std::size_t item_size) {
-    std::byte*& found = addresses_[{name, key}];
-    if (found == nullptr) {
+    std::byte*& buffer = addresses_[{name, key}];
+    if (buffer == nullptr) {
         const std::size_t size =
             static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * item_size;
         const bool transient = !key.empty() && key.front() == -1 && transient_.contains(name);
-        found = transient ? transient_address(name, size) : memory_.allocate(size);
+        buffer = transient ? transient_address(name, size) : memory_.allocate(size);
     }
-    return found;
+    return buffer;
 }
 
 std::byte* Buffers::transient_address(const std::string& name, std::size_t size) {
@@ -87,7 +85,7 @@ void NoiseRows::cover(int slot, std::int64_t first, std::int64_t stop) {
     Row& row = rows_[static_cast<std::size_t>(slot)];
     stop = std::min(stop, positions_);
     if (!row.seed || (row.first <= first && stop <= row.stop)) return;
-    row.first = row.stop = 0;  // nothing counts as filled until all of it is written
+    row.first = row.stop = 0;  // If a write fails, nothing counts as filled.
     stop = std::min(stop + noise_ahead_positions, positions_);
     std::vector<std::int64_t> offsets(static_cast<std::size_t>(2 * (stop - first)));
     for (std::size_t stream = 0; stream < streams_; ++stream) {

@@ -10,7 +10,16 @@ namespace pass {
 
 namespace {
 
-// The plans of all modes without trees.
+// `first`, twice that, and so on, up to and including `maximum`.
+template <class Size>
+std::vector<Size> doublings(Size first, Size maximum) {
+    std::vector<Size> sizes;
+    for (; first < maximum; first *= 2) sizes.push_back(first);
+    sizes.push_back(maximum);
+    return sizes;
+}
+
+// The plans of the modes whose drafts are chains, each plan once.
 std::vector<Plan> chain_plans(int lookahead) {
     std::vector<Plan> result;
     for (const char* mode : {"ar", "two-pass", "fused"}) {
@@ -29,8 +38,8 @@ int Capabilities::batch_size(int slots) const {
 }
 
 std::int64_t Capabilities::capacity(std::int64_t tokens) const {
-    const auto found = std::lower_bound(capacities.begin(), capacities.end(), tokens);
-    if (found != capacities.end()) return *found;
+    const auto smallest = std::lower_bound(capacities.begin(), capacities.end(), tokens);
+    if (smallest != capacities.end()) return *smallest;
     throw std::logic_error(std::to_string(tokens) + " tokens do not fit a KV capacity of " +
                            std::to_string(max_capacity()));
 }
@@ -50,25 +59,20 @@ std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t present) 
 
 bool Capabilities::allows(const std::vector<Plan>& plans) const {
     if (!fixed_lookahead) return true;
-    std::vector<Plan> built = chain_plans(*fixed_lookahead);
-    for (const Tree& tree : trees) built.push_back(full_tree(tree));
+    std::vector<Plan> possible = chain_plans(*fixed_lookahead);
+    for (const Tree& tree : trees) possible.push_back(full_tree(tree));
     return std::all_of(plans.begin(), plans.end(), [&](const Plan& plan) {
-        return std::find(built.begin(), built.end(), plan) != built.end();
+        return std::find(possible.begin(), possible.end(), plan) != possible.end();
     });
 }
 
-std::vector<Plan> Capabilities::mode_plans(int drafts) const {
-    std::vector<Plan> result = chain_plans(drafts);
+std::vector<Plan> Capabilities::mode_plans(int lookahead) const {
+    std::vector<Plan> result = chain_plans(lookahead);
     std::erase_if(result, [&](const Plan& plan) { return !allows({plan}); });
     return result;
 }
 
-std::vector<int> batch_sizes_up_to(int maximum) {
-    std::vector<int> sizes;
-    for (int size = 1; size < maximum; size *= 2) sizes.push_back(size);
-    sizes.push_back(maximum);
-    return sizes;
-}
+std::vector<int> batch_sizes_up_to(int maximum) { return doublings(1, maximum); }
 
 std::vector<std::int64_t> stepped_capacities(std::int64_t maximum) {
     constexpr std::int64_t capacity_step = 64;
@@ -82,16 +86,14 @@ std::vector<std::int64_t> stepped_capacities(std::int64_t maximum) {
 }
 
 std::vector<std::int64_t> doubling_capacities(std::int64_t maximum) {
-    std::vector<std::int64_t> sizes;
-    for (std::int64_t size = 256; size < maximum; size *= 2) sizes.push_back(size);
-    sizes.push_back(maximum);
-    return sizes;
+    return doublings(std::int64_t{256}, maximum);
 }
 
 std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::int64_t columns) {
     const auto element = static_cast<std::int64_t>(item_size(model.dtype));
-    const std::int64_t logits = model.vocab_size * 2 * 4;  // of one row, twice, in fp32
-    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;  // and its MLP
+    const std::int64_t logits = model.vocab_size * 2 * 4;  // two copies of one row, in fp32
+    // 4 tensors of the hidden size, and 3 in the MLP, which is 4 times as wide.
+    const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;
     const std::int64_t scores = rows * model.heads * columns * (element + 1);
     return logits + layer + scores;
 }

@@ -14,11 +14,17 @@ namespace {
 
 constexpr unsigned non_blocking = 1;                      // cudaStreamNonBlocking
 constexpr int to_device = 1, to_host = 2, on_device = 3;  // cudaMemcpyKind
-constexpr int thread_local_capture = 1;                   // cudaStreamCaptureModeThreadLocal
-constexpr std::size_t device_alignment_bytes = 256;       // required by engines
+constexpr int thread_local_capture = 1;  // cudaStreamCaptureModeThreadLocal: others may call CUDA
+constexpr std::size_t device_alignment_bytes = 256;  // engines require it
 constexpr std::size_t staging_alignment_bytes = 64;
 
-Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::string& why) {
+std::size_t rounded_up(std::size_t size, std::size_t multiple) {
+    return (size + multiple - 1) / multiple * multiple;
+}
+
+// The error to throw if the GPU has no `size` bytes left. why: CUDA's reason.
+Error no_device_memory(std::size_t size, std::size_t free, std::size_t total,
+                       const std::string& why) {
     const auto mebibytes = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
     char text[192];
     std::snprintf(text, sizeof text, "the GPU has no %.0f MiB left (%.0f of %.0f MiB free; ",
@@ -27,8 +33,8 @@ Error no_room(std::size_t size, std::size_t free, std::size_t total, const std::
                  "); stop other programs on it, or build engines with a lower --max-seq-len");
 }
 
-Error no_pinned_room(std::size_t size, const std::string& why) {
-    const std::size_t mebibytes = (size + (1 << 20) - 1) >> 20;
+Error no_pinned_memory(std::size_t size, const std::string& why) {
+    const std::size_t mebibytes = rounded_up(size, 1 << 20) >> 20;
     return Error("the host has no " + std::to_string(mebibytes) + " MiB left to pin for the GPU (" +
                  why + "); stop other programs on it, or use a lower --max-batch-size");
 }
@@ -42,11 +48,11 @@ Cuda::Cuda(CudaApi api, int ordinal, std::size_t staging_bytes)
     check(api_.stream_create(&stream_, non_blocking), "cudaStreamCreateWithFlags");
 }
 
-// In CUDA every thread has a current device. When the result is destroyed, the thread's former
-// device is current again.
+// In CUDA every thread has a current device, at first GPU 0. The result, when it is destroyed,
+// makes the thread's former device current again.
 std::shared_ptr<void> Cuda::for_this_thread() {
     int before = ordinal_;
-    api_.get_device(&before);  // the next calls report a failure
+    api_.get_device(&before);  // if it fails, later calls report it
     if (before == ordinal_) return nullptr;
     api_.set_device(ordinal_);
     return {nullptr, [set = api_.set_device, before](void*) { set(before); }};
@@ -69,7 +75,7 @@ void Cuda::check_device() const { why(); }
 
 std::string Cuda::why() const {
     std::vector<std::pair<int, const char*>> errors{{api_.last_error(), "cudaGetLastError"}};
-    if (!capturing_) {  // waiting inside a capture is an error of its own
+    if (!capturing_) {  // In a capture, waiting would be an error of its own.
         errors.emplace_back(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
         api_.last_error();
     }
@@ -96,8 +102,7 @@ Cuda::~Cuda() {
 }
 
 std::byte* Cuda::allocate(std::size_t size) {
-    size = (std::max<std::size_t>(size, 1) + device_alignment_bytes - 1) / device_alignment_bytes *
-           device_alignment_bytes;
+    size = rounded_up(std::max<std::size_t>(size, 1), device_alignment_bytes);
     void* block = nullptr;
     try {
         check(api_.malloc(&block, size), "cudaMalloc");
@@ -106,7 +111,7 @@ std::byte* Cuda::allocate(std::size_t size) {
     } catch (const Error& error) {
         std::size_t free = 0, total = 0;
         check(api_.memory_info(&free, &total), "cudaMemGetInfo");
-        throw no_room(size, free, total, error.what());
+        throw no_device_memory(size, free, total, error.what());
     }
     blocks_.insert(block);
     check(api_.memset_async(block, 0, size, stream_), "cudaMemsetAsync");
@@ -127,7 +132,7 @@ std::byte* Cuda::pinned(std::size_t size) {
     } catch (const DeviceLost&) {
         throw;
     } catch (const Error& error) {
-        throw no_pinned_room(size, error.what());
+        throw no_pinned_memory(size, error.what());
     }
     host_blocks_.insert(block);
     return static_cast<std::byte*>(block);
@@ -166,8 +171,7 @@ std::byte* Cuda::stage(std::size_t size) {
     if (staging_ == nullptr) staging_ = pinned(staging_bytes_);
     if (in_flight_bytes_ + size > staging_bytes_) synchronize();
     std::byte* staged = staging_ + in_flight_bytes_;
-    in_flight_bytes_ +=
-        (size + staging_alignment_bytes - 1) / staging_alignment_bytes * staging_alignment_bytes;
+    in_flight_bytes_ += rounded_up(size, staging_alignment_bytes);
     return staged;
 }
 
@@ -184,7 +188,7 @@ void* Cuda::capture(const std::function<void()>& enqueue) {
         enqueue();
     } catch (...) {
         capturing_ = false;
-        api_.end_capture(stream_, &captured);  // may fail as well; the first error is thrown
+        api_.end_capture(stream_, &captured);  // It may fail as well; the first error is thrown.
         if (captured != nullptr) api_.graph_destroy(captured);
         api_.last_error();
         throw;

@@ -1,5 +1,5 @@
-// The CUDA runtime library, opened when a GPU is needed, and the memory of a GPU with one stream
-// and the graphs captured on it.
+// The part of CUDA that the backends use: memory, one stream, and graphs captured on it. The CUDA
+// runtime library is opened when a GPU is needed.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 namespace pass {
 
-// The library's functions that are used here; tests have a fake. An int result is an error code.
+// The functions of the CUDA runtime that are used; tests have a fake. They return error codes.
 struct CudaApi {
-    std::function<int(int*)> driver_version, runtime_version;  // 13040 is 13.4; 0: no driver
+    std::function<int(int*)> driver_version, runtime_version;  // 13040 for 13.4; 0: no driver
     std::function<int(int*)> device_count;
     std::function<int(int*)> get_device;
     std::function<int(int)> set_device;                   // of the calling thread
@@ -39,39 +39,38 @@ struct CudaApi {
     std::function<int(void*)> graph_destroy;
     std::function<int(void*)> graph_exec_destroy;
     std::function<int(void*, void*)> graph_launch;
-    std::function<int()> last_error;  // clears it, too
+    std::function<int()> last_error;  // returns CUDA's record of the last error, and clears it
     std::function<const char*(int)> error_string;
 
-    // $PASS_CUDART, else the newest libcudart that the loader finds. Throws Error if there is none.
+    // Opens $PASS_CUDART, or the newest libcudart that is found. Throws Error if there is none.
     static CudaApi open();
-    // The name of an error after which CUDA cannot work for this process; null for other codes.
+    // The name of an error after which CUDA works no more for this process; null for other codes.
     static const char* device_lost_name(int code);
-    // Throws Error if `code`, which the CUDA function `name` returned, is an error; DeviceLost if
-    // later calls would fail too.
+    // Throws Error if `code`, the result of the CUDA function `name`, is one; or DeviceLost.
     void check(int code, const char* name) const;
-    // For a message: the versions of a driver that is too old and of the library, and what to do.
+    // For a message about a driver older than the library: both versions, and what to do.
     std::string driver_hint() const;
     // Throws Error if this process sees no GPU of that number.
     void require_gpu(int ordinal) const;
 };
 
-// A GPU. target: its compute capability, such as `sm89`.
 struct Gpu {
     std::string name;
-    std::string target;
+    std::string target;  // its compute capability, such as `sm89`
 };
 
-// GPU `ordinal`; none if it cannot be used. Throws Error without such a GPU, if it is not GPU 0.
+// GPU `ordinal`; none if the driver or GPU 0 is missing, or the GPU cannot be used. Throws Error if
+// there is no GPU of another number.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
-// A message about why `find_gpu` found none: what is missing or too old, and what to do.
+// Why `find_gpu` found no GPU, for a message: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
 
-// The memory of one device, with one stream and the graphs captured on it; the destructor frees it
-// all. A thread must hold `for_this_thread` to call a method.
+// The memory of one device, with one stream and the graphs captured on it. The destructor frees all
+// of them. A thread must hold the result of `for_this_thread` while it calls other methods.
 //
-// staging_bytes: the size of the pinned host memory that copies go through. Uploads that fit into
+// staging_bytes: the size of the pinned host memory through which copies go. Uploads that fit into
 // it return at once, and only later work on this stream is sure to see them. So it must be 0 if
-// other streams read the memory: uploads then return when the device is done.
+// other streams read the memory: then an upload returns when the device has done it.
 class Cuda : public Memory {
    public:
     // ordinal: the GPU's number. Throws Error if there is no such GPU.
@@ -94,22 +93,24 @@ class Cuda : public Memory {
     void* stream() const { return stream_; }
     // Allocate pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Enqueue a copy to the host, done after `synchronize`. Can be captured if `host` is pinned.
+    // Put a copy to `host` on the stream, done after `synchronize`. In a capture, `host` is pinned.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
+    // Wait until the device has done all that is on the stream.
     void synchronize();
-    // Capture what `enqueue` puts on the stream, without running it, as a graph for `launch`.
-    // Throws Error if that fails; later calls work as before.
+    // A graph of what `enqueue` puts on the stream, which `launch` runs. Throws Error if it cannot
+    // be captured; later calls work nevertheless.
     void* capture(const std::function<void()>& enqueue);
+    // Put a captured graph on the stream.
     void launch(void* graph) { check(api_.graph_launch(graph, stream_), "cudaGraphLaunch"); }
-    // Returns, for a message, the CUDA error behind an engine's failure, and clears it; empty if
-    // there is none. Throws DeviceLost if the device is lost.
+    // Clear the CUDA error after which an engine failed, and return it for a message; "" if there
+    // is none. Throws DeviceLost if the device is lost.
     std::string why() const;
 
    private:
-    // As CudaApi::check. Keeps the first DeviceLost; clears CUDA's record of any other error,
-    // because a later launch would report it again.
+    // As CudaApi::check. Keeps the first DeviceLost as `failure`. Clears CUDA's record of any other
+    // error, because engines would take it for the error of a later launch.
     void check(int code, const char* name) const;
-    // `size` bytes of the staging memory that no copy uses; null if the staging memory is smaller.
+    // The address of `size` bytes of staging memory that no copy uses; null if it has fewer bytes.
     std::byte* stage(std::size_t size);
 
     CudaApi api_;
@@ -119,7 +120,7 @@ class Cuda : public Memory {
     bool capturing_ = false;
     std::size_t staging_bytes_;
     std::byte* staging_ = nullptr;     // allocated when it is first used
-    std::size_t in_flight_bytes_ = 0;  // the first so many the device may not have read yet
+    std::size_t in_flight_bytes_ = 0;  // at its beginning, the bytes that copies may still use
     std::unordered_set<void*> blocks_, host_blocks_, graphs_;
 };
 

@@ -1,3 +1,4 @@
+// Finds the functions of CudaApi in libcudart, and the GPUs.
 #include "backends/cuda.h"
 
 #include <dlfcn.h>
@@ -14,14 +15,15 @@ namespace pass {
 namespace {
 
 constexpr int major_attribute = 75, minor_attribute = 76;  // cudaDevAttrComputeCapability...
-constexpr std::size_t properties_bytes = 1 << 14;          // at least the size of cudaDeviceProp
+constexpr std::size_t properties_bytes = 1 << 14;          // more than cudaDeviceProp has
 constexpr int old_driver_error = 35;                       // cudaErrorInsufficientDriver
 // Errors of a driver or device that is missing, too old, or in use.
 const std::set<int> no_device_errors{3, 46, 100, 101, 802, 803, 804};
 // Major version of CUDA -> the first branch of NVIDIA's Linux driver that runs it.
 const std::map<int, int> min_driver_branch{{12, 525}, {13, 580}};
 
-std::string dotted(int version) {
+// CUDA's number of a version, such as 13040, as text: "13.4".
+std::string version_text(int version) {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
@@ -34,12 +36,13 @@ void* open_library() {
     return nullptr;
 }
 
+// Sets `function` to the library's function `name`. Throws Error if there is none.
 template <class Result, class... Arguments>
 void find(void* handle, const char* name, std::function<Result(Arguments...)>& function) {
-    const auto found = reinterpret_cast<Result (*)(Arguments...)>(dlsym(handle, name));
-    if (found == nullptr)
+    const auto address = reinterpret_cast<Result (*)(Arguments...)>(dlsym(handle, name));
+    if (address == nullptr)
         throw Error("the CUDA runtime has no " + std::string(name) + "; set PASS_CUDART to one");
-    function = found;
+    function = address;
 }
 
 }  // namespace
@@ -57,8 +60,8 @@ CudaApi CudaApi::open() {
     find(handle, "cudaGetDevice", api.get_device);
     find(handle, "cudaSetDevice", api.set_device);
     find(handle, "cudaDeviceGetAttribute", api.device_attribute);
-    const bool versioned = dlsym(handle, "cudaGetDeviceProperties_v2") != nullptr;  // CUDA 12
-    find(handle, versioned ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties",
+    const bool has_v2 = dlsym(handle, "cudaGetDeviceProperties_v2") != nullptr;  // only in CUDA 12
+    find(handle, has_v2 ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties",
          api.device_properties);
     find(handle, "cudaMemGetInfo", api.memory_info);
     find(handle, "cudaMalloc", api.malloc);
@@ -82,8 +85,8 @@ CudaApi CudaApi::open() {
     return api;
 }
 
-// After most of these errors the process must be ended, says CUDA's documentation; after the others
-// the memory, link or context is lost.
+// After most of these errors, by CUDA's documentation, the process must end; after the others the
+// memory, link or context is gone.
 const char* CudaApi::device_lost_name(int code) {
     static const std::map<int, const char*> codes{
         {214, "cudaErrorECCUncorrectable"},
@@ -103,15 +106,15 @@ const char* CudaApi::device_lost_name(int code) {
         {810, "cudaErrorMpsClientTerminated"},
         {911, "cudaErrorExternalDevice"},
     };
-    const auto found = codes.find(code);
-    return found == codes.end() ? nullptr : found->second;
+    const auto lost = codes.find(code);
+    return lost == codes.end() ? nullptr : lost->second;
 }
 
 void CudaApi::check(int code, const char* name) const {
     if (code == 0) return;
-    if (const char* known = device_lost_name(code)) {
+    if (const char* lost = device_lost_name(code)) {
         throw DeviceLost("the GPU works no more for this process (CUDA error " +
-                         std::to_string(code) + ", " + known + ", " + name +
+                         std::to_string(code) + ", " + lost + ", " + name +
                          "); restart the process");
     }
     std::string hint;
@@ -130,12 +133,12 @@ std::string CudaApi::driver_hint() const {
     if (driver == 0) return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?";
     const int major = library / 1000;
     const auto branch = min_driver_branch.find(major);
-    return "; the driver is older than the CUDA library: it runs CUDA up to " + dotted(driver) +
-           ", and the library is CUDA " + dotted(library) + "; update to a driver for CUDA " +
-           std::to_string(major) +
-           (branch == min_driver_branch.end()
-                ? ""
-                : ", " + std::to_string(branch->second) + " or newer") +
+    const std::string branch_text = branch == min_driver_branch.end()
+                                        ? ""
+                                        : ", " + std::to_string(branch->second) + " or newer";
+    return "; the driver is older than the CUDA library: it runs CUDA up to " +
+           version_text(driver) + ", and the library is CUDA " + version_text(library) +
+           "; update to a driver for CUDA " + std::to_string(major) + branch_text +
            " (nvidia-smi shows which is installed)";
 }
 
@@ -143,12 +146,13 @@ void CudaApi::require_gpu(int ordinal) const {
     int count = 0;
     check(device_count(&count), "cudaGetDeviceCount");
     if (ordinal < count) return;
-    const std::string seen = count == 0 ? "no GPU is visible"
-                             : count == 1
-                                 ? "1 GPU is visible, number 0"
-                                 : std::to_string(count) + " GPUs are visible, numbers 0 to " +
-                                       std::to_string(count - 1);
-    throw Error("there is no GPU " + std::to_string(ordinal) + ": " + seen +
+    std::string visible = "no GPU is visible";
+    if (count == 1) visible = "1 GPU is visible, number 0";
+    if (count > 1) {
+        visible =
+            std::to_string(count) + " GPUs are visible, numbers 0 to " + std::to_string(count - 1);
+    }
+    throw Error("there is no GPU " + std::to_string(ordinal) + ": " + visible +
                 " (see nvidia-smi, and CUDA_VISIBLE_DEVICES)");
 }
 

@@ -17,85 +17,79 @@ KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64
     }
 }
 
-std::size_t KVCache::entry_bytes() const {
-    return static_cast<std::size_t>(head_dim_) * item_size(dtype_);
+std::size_t KVCache::bytes_of(std::int64_t entries) const {
+    return static_cast<std::size_t>(entries * head_dim_) * item_size(dtype_);
 }
 
-std::size_t KVCache::pitch(std::int64_t capacity) const {
-    return static_cast<std::size_t>(capacity + spare_) * entry_bytes();
-}
-
-std::byte* KVCache::place(std::size_t index, int slot) const {
+std::byte* KVCache::address(std::size_t index, int slot) const {
     return addresses_[index] + static_cast<std::size_t>(slot * heads_) * pitch(capacity_);
 }
 
+void KVCache::copy(std::byte* target, std::size_t target_pitch, const std::byte* source,
+                   std::size_t source_pitch, std::size_t size) {
+    memory_.copy_rows(target, target_pitch, source, source_pitch, size,
+                      static_cast<std::size_t>(heads_));
+}
+
 void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
-    const auto heads = static_cast<std::size_t>(heads_);
-    const std::size_t old = pitch(capacity_), fresh = pitch(capacity);
-    std::vector<std::byte*> grown;
-    grown.reserve(names_.size());
+    const std::size_t pitch_before = pitch(capacity_), pitch_after = pitch(capacity);
+    const std::size_t slot_bytes = static_cast<std::size_t>(heads_) * pitch_after;
+    std::vector<std::byte*> resized;
+    resized.reserve(names_.size());
     try {
-        while (grown.size() < names_.size())
-            grown.push_back(memory_.allocate(static_cast<std::size_t>(slots_) * heads * fresh));
+        while (resized.size() < names_.size())
+            resized.push_back(memory_.allocate(static_cast<std::size_t>(slots_) * slot_bytes));
     } catch (...) {
-        for (std::byte* address : grown) memory_.free(address);
+        for (std::byte* tensor : resized) memory_.free(tensor);
         throw;
     }
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
         for (std::size_t slot = 0; slot < lengths.size(); ++slot) {
-            const std::size_t size = static_cast<std::size_t>(lengths[slot]) * entry_bytes();
-            if (size == 0) continue;
-            memory_.copy_rows(grown[i] + slot * heads * fresh, fresh,
-                              addresses_[i] + slot * heads * old, old, size, heads);
+            if (lengths[slot] == 0) continue;
+            copy(resized[i] + slot * slot_bytes, pitch_after, address(i, static_cast<int>(slot)),
+                 pitch_before, bytes_of(lengths[slot]));
         }
     }
-    addresses_.swap(grown);
+    addresses_.swap(resized);
     capacity_ = capacity;
-    for (std::byte* address : grown) memory_.free(address);
+    for (std::byte* tensor : resized) memory_.free(tensor);  // the former ones
 }
 
 void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows) {
-    const std::size_t stride = pitch(capacity_), size = entry_bytes();
-    for (std::size_t entry = 0; entry < rows.size(); ++entry) {
-        const auto row = static_cast<std::size_t>(rows[entry]);
-        if (row == entry) continue;  // always, in a chain
-        const std::size_t before = static_cast<std::size_t>(length) * size;
-        for (std::size_t i = 0; i < addresses_.size(); ++i) {
-            std::byte* first = place(i, slot) + before;
-            memory_.copy_rows(first + entry * size, stride, first + row * size, stride, size,
-                              static_cast<std::size_t>(heads_));
+    const std::size_t stride = pitch(capacity_);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto index = static_cast<std::int64_t>(i);
+        if (rows[i] == index) continue;  // as all rows of a chain
+        for (std::size_t tensor = 0; tensor < addresses_.size(); ++tensor) {
+            std::byte* window = address(tensor, slot) + bytes_of(length);
+            copy(window + bytes_of(index), stride, window + bytes_of(rows[i]), stride, bytes_of(1));
         }
     }
 }
 
 void KVCache::move(int source, int target, std::int64_t length) {
     const std::size_t stride = pitch(capacity_);
-    const std::size_t size = static_cast<std::size_t>(length) * entry_bytes();
-    for (std::size_t i = 0; i < addresses_.size(); ++i) {
-        memory_.copy_rows(place(i, target), stride, place(i, source), stride, size,
-                          static_cast<std::size_t>(heads_));
-    }
+    for (std::size_t i = 0; i < addresses_.size(); ++i)
+        copy(address(i, target), stride, address(i, source), stride, bytes_of(length));
 }
 
 std::size_t KVCache::saved_bytes(std::int64_t length) const {
-    return names_.size() * static_cast<std::size_t>(heads_ * length) * entry_bytes();
+    return names_.size() * static_cast<std::size_t>(heads_) * bytes_of(length);
 }
 
-void KVCache::save(int slot, std::int64_t length, std::byte* address) {
-    const std::size_t stride = pitch(capacity_),
-                      size = static_cast<std::size_t>(length) * entry_bytes();
-    const auto heads = static_cast<std::size_t>(heads_);
-    for (std::size_t i = 0; i < addresses_.size(); ++i)
-        memory_.copy_rows(address + i * heads * size, size, place(i, slot), stride, size, heads);
-}
-
-void KVCache::load(int slot, std::int64_t count, const std::byte* address, std::int64_t length) {
-    const std::size_t stride = pitch(capacity_),
-                      size = static_cast<std::size_t>(length) * entry_bytes();
-    const auto heads = static_cast<std::size_t>(heads_);
+void KVCache::save(int slot, std::int64_t length, std::byte* target) {
+    const std::size_t size = bytes_of(length);
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
-        memory_.copy_rows(place(i, slot), stride, address + i * heads * size, size,
-                          static_cast<std::size_t>(count) * entry_bytes(), heads);
+        copy(target, size, address(i, slot), pitch(capacity_), size);
+        target += static_cast<std::size_t>(heads_) * size;
+    }
+}
+
+void KVCache::load(int slot, std::int64_t count, const std::byte* source, std::int64_t length) {
+    const std::size_t size = bytes_of(length);
+    for (std::size_t i = 0; i < addresses_.size(); ++i) {
+        copy(address(i, slot), pitch(capacity_), source, size, bytes_of(count));
+        source += static_cast<std::size_t>(heads_) * size;
     }
 }
 

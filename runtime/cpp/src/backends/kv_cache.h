@@ -1,8 +1,7 @@
-// The KV cache of all slots: tensors [slots,KVH,S,HD] (KV heads, entries, head size) for each
-// layer's keys and values.
+// The KV cache of all slots: tensors [slots,KV heads,S,head size] of each layer's keys and values.
 //
-// Slots are the outermost dimension, so that a pass over b slots is bound to the beginning of every
-// tensor, and the prefill of one slot to that slot's part.
+// Slots are the outermost dimension, so that a pass over the first b slots is bound to the
+// beginning of every tensor, and the prefill of one slot to that slot's part.
 #pragma once
 
 #include <array>
@@ -18,7 +17,7 @@ namespace pass {
 
 class KVCache {
    public:
-    // S is the capacity plus `spare_entries`, which a pass may overwrite after its window.
+    // S is `capacity` plus `spare_entries`, the entries that a pass may overwrite after its window.
     KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries);
 
     // The KV capacity in tokens; 0 until the first `resize`.
@@ -30,26 +29,31 @@ class KVCache {
     std::array<std::int64_t, 4> shape(int slots) const {
         return {slots, heads_, capacity_ + spare_, head_dim_};
     }
-    // The address at which `slot` begins in the tensor names()[index].
-    std::byte* place(std::size_t index, int slot) const;
-    // Copy the first lengths[slot] entries of every slot into new tensors for `capacity` tokens, or
-    // throw and change nothing.
+    // The address of the part of `slot` in the tensor names()[index].
+    std::byte* address(std::size_t index, int slot) const;
+    // Copy the first lengths[slot] entries of every slot into new tensors for `capacity` tokens. If
+    // it throws, the cache stays as it was.
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Copy the first `length` entries of slot `source` to slot `target`.
     void move(int source, int target, std::int64_t length);
     // The bytes of the first `length` entries of a slot, in all tensors.
     std::size_t saved_bytes(std::int64_t length) const;
-    // Copy the first `length` entries of `slot` to `address`, tensor [KVH,length,HD] by tensor.
-    void save(int slot, std::int64_t length, std::byte* address);
-    // Copy into `slot` the first `count` of the `length` entries that `save` wrote to `address`.
-    void load(int slot, std::int64_t count, const std::byte* address, std::int64_t length);
-    // Move entries of a window next to each other, to its beginning, which is after the first
-    // `length` entries of `slot`. rows: their rows in the window, rising from 0.
+    // Copy the first `length` entries of `slot` to `target`: tensors [KV heads,length,head size].
+    void save(int slot, std::int64_t length, std::byte* target);
+    // Copy into `slot` the first `count` of the `length` entries that `save` wrote to `source`.
+    void load(int slot, std::int64_t count, const std::byte* source, std::int64_t length);
+    // Move the K/V of some rows of the last window, which begins after the first `length` entries
+    // of `slot`, next to each other at its beginning. rows: rising, and the first is 0.
     void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);
 
    private:
-    std::size_t entry_bytes() const;                 // of one token's entry in one head
-    std::size_t pitch(std::int64_t capacity) const;  // bytes of one head of one slot
+    // The bytes of so many entries in one head.
+    std::size_t bytes_of(std::int64_t entries) const;
+    // The bytes of one head of one slot, for a KV capacity in tokens.
+    std::size_t pitch(std::int64_t capacity) const { return bytes_of(capacity + spare_); }
+    // Copy `size` bytes of every head. Heads begin `pitch` and `source_pitch` bytes apart.
+    void copy(std::byte* target, std::size_t target_pitch, const std::byte* source,
+              std::size_t source_pitch, std::size_t size);
 
     Memory& memory_;
     int slots_;

@@ -15,7 +15,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t alignment_bytes = 64;  // a cache line, which also suits vector instructions
+constexpr std::size_t alignment_bytes = 64;  // a CPU's cache line, which suits vector instructions
 
 }  // namespace
 
@@ -30,7 +30,7 @@ Error out_of_memory(std::optional<std::size_t> size) {
 
 std::byte* HostMemory::allocate(std::size_t size) {
     const std::size_t padded = size + alignment_bytes;
-    // The system provides calloc's pages when they are first written.
+    // calloc, and no memset, because the system provides its pages only when they are written.
     void* memory = allocator_ ? allocator_->allocate(padded) : std::calloc(padded, 1);
     if (memory == nullptr) throw out_of_memory(size);
     std::shared_ptr<void> block(memory, [allocator = allocator_](void* freed) {
@@ -61,24 +61,24 @@ void HostMemory::copy_rows(std::byte* target, std::size_t pitch, const std::byte
 std::size_t item_size(const std::string& dtype) {
     if (dtype == "int64") return 8;
     if (dtype == "float32" || dtype == "int32") return 4;
-    return dtype == "bool" ? 1 : 2;
+    return dtype == "bool" ? 1 : 2;  // 2: float16 and bfloat16
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     struct stat status {};
-    if (file < 0 || fstat(file, &status) != 0) {
-        const std::string why = std::strerror(errno);
-        if (file >= 0) close(file);
-        throw Error("cannot read " + path.string() + ": " + why);
-    }
-    size_ = static_cast<std::size_t>(status.st_size);
-    void* data = size_ == 0 ? nullptr : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-    const int failed = errno;
-    close(file);
+    void* data = nullptr;
+    if (file < 0 || fstat(file, &status) != 0)
+        data = MAP_FAILED;
+    else if (status.st_size > 0)  // mmap refuses an empty file
+        data = mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file,
+                    0);
+    const int reason = errno;
+    if (file >= 0) close(file);
     if (data == MAP_FAILED)
-        throw Error("cannot read " + path.string() + ": " + std::strerror(failed));
+        throw Error("cannot read " + path.string() + ": " + std::strerror(reason));
     data_ = static_cast<std::byte*>(data);
+    size_ = static_cast<std::size_t>(status.st_size);
 }
 
 MappedFile::~MappedFile() {

@@ -1,4 +1,4 @@
-// The memory of the host or a GPU (cuda.h). Graphs are bound to addresses, so blocks never move.
+// The memory of the host, or of a GPU (cuda.h). Blocks never move: graphs are bound to addresses.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@
 
 namespace pass {
 
-// Operations on device memory. Work that begins after a method has returned sees its effect.
+// What buffers need of a device. Work that begins after a method has returned sees its effect.
 class Memory {
    public:
     virtual ~Memory() = default;
-    // The address of `size` zeroed bytes. Throws Error if there is no memory (see `out_of_memory`).
+    // The address of `size` zeroed bytes. Throws Error if memory has run out.
     virtual std::byte* allocate(std::size_t size) = 0;
     // The DeviceLost that was thrown first; null while the device works.
     virtual std::exception_ptr failure() const { return nullptr; }
@@ -27,9 +27,11 @@ class Memory {
     // Throws DeviceLost if the device is lost. Call it after work that failed without a reason.
     virtual void check_device() const {}
     virtual void free(std::byte* address) = 0;
+    // Copy `size` bytes from the host. They may change afterwards.
     virtual void upload(std::byte* address, const void* host, std::size_t size) = 0;
+    // Copy `size` bytes to the host, after all earlier work of the device.
     virtual void download(void* host, const std::byte* address, std::size_t size) = 0;
-    // Copy `rows` rows of `size` bytes, which begin `pitch` and `source_pitch` bytes apart.
+    // Copy `rows` rows of `size` bytes, from `source_pitch` bytes apart to `pitch` bytes apart.
     virtual void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source,
                            std::size_t source_pitch, std::size_t size, std::size_t rows) = 0;
 };
@@ -37,7 +39,7 @@ class Memory {
 // The error to throw if an allocation of `size` bytes failed.
 Error out_of_memory(std::optional<std::size_t> size = std::nullopt);
 
-// Host memory, from `allocator` unless that is null.
+// The memory of the host, allocated by `allocator`, or on the heap if that is null.
 class HostMemory : public Memory {
    public:
     explicit HostMemory(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
@@ -51,16 +53,17 @@ class HostMemory : public Memory {
 
    private:
     std::shared_ptr<Allocator> allocator_;
-    std::unordered_map<std::byte*, std::shared_ptr<void>> blocks_;  // by aligned address
+    // By the address that `allocate` returned, which may lie behind the block's beginning.
+    std::unordered_map<std::byte*, std::shared_ptr<void>> blocks_;
 };
 
-// Bytes of an element of type `dtype`.
+// The bytes of an element of type `dtype`.
 std::size_t item_size(const std::string& dtype);
 
 // A file, mapped into memory for reading.
 class MappedFile {
    public:
-    // Throws Error if it cannot be read.
+    // Throws Error if the file cannot be read.
     explicit MappedFile(const std::filesystem::path& path);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;

@@ -263,7 +263,7 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
     const auto shape = cache_.shape(batch);
     const Shape sizes(shape.begin(), shape.end());
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
-        past.push_back({cache_.names()[i], cache_.dtype(), sizes, cache_.place(i, slot)});
+        past.push_back({cache_.names()[i], cache_.dtype(), sizes, cache_.address(i, slot)});
         present.push_back(past.back());
         present.back().name = present_prefix + past.back().name.substr(std::strlen(cache_prefix));
     }

@@ -192,7 +192,7 @@ TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, b
     const auto shape = cache_.shape(batch);
     for (std::size_t i = 0; i < cache_.names().size(); ++i) {
         call.shapes[cache_.names()[i]] = Shape(shape.begin(), shape.end());
-        call.addresses[cache_.names()[i]] = cache_.place(i, slot);
+        call.addresses[cache_.names()[i]] = cache_.address(i, slot);
     }
     for (const auto& [output, source] : trunk.aliases())
         call.addresses[output] = call.addresses.at(source);
