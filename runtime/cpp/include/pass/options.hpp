@@ -28,8 +28,8 @@ struct PASS_API SamplingParams {
     // Subtracted from the logits of tokens that the text has; -2 to 2, 0 is off.
     double presence_penalty = 0.0;
     double frequency_penalty = 0.0;  // the same, times how often the text has the token
-    // Divides positive, multiplies negative logits of tokens in prompt and text; 0.01 to 100; 1:
-    // off
+    // Divides positive and multiplies negative logits of tokens in the prompt or the text; 0.01 to
+    // 100, 1 is off.
     double repetition_penalty = 1.0;
     // Token id -> a number from -100 to 100 to add to its logit; at most 1024 tokens.
     std::map<std::int64_t, double> logit_bias{};
@@ -64,8 +64,8 @@ struct PASS_API GenerateOptions {
     std::string plan = "auto";
     // The most look-ahead drafts of a pass: 0 (plain decoding) to L of the bundle, the default.
     std::optional<int> lookahead;
-    // Where drafts come from: "lookahead", "ngram", "both"; default: "both" for auto, or
-    // "lookahead"
+    // Where drafts come from: "lookahead", "ngram" or "both". The default is "both" if `plan` is
+    // "auto", and "lookahead" for other plans.
     std::optional<std::string> draft;
     // Strings that end the text and are not part of it: at most 64, 4096 bytes in total.
     std::vector<std::string> stop;

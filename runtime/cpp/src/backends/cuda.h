@@ -46,7 +46,7 @@ struct CudaApi {
     static CudaApi open();
     // The name of an error after which CUDA works no more for this process; null for other codes.
     static const char* device_lost_name(int code);
-    // Throws Error if `code`, the result of the CUDA function `name`, is one; or DeviceLost.
+    // Throws Error if function `name` returned an error `code`; DeviceLost if the device is lost.
     void check(int code, const char* name) const;
     // For a message about a driver older than the library: both versions, and what to do.
     std::string driver_hint() const;
@@ -59,8 +59,7 @@ struct Gpu {
     std::string target;  // its compute capability, such as `sm89`
 };
 
-// GPU `ordinal`; none if the driver or GPU 0 is missing, or the GPU cannot be used. Throws Error if
-// there is no GPU of another number.
+// GPU `ordinal`; none if it cannot be used. Throws Error if there is no GPU of a number above 0.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 // Why `find_gpu` found no GPU, for a message: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);

@@ -12,15 +12,17 @@ namespace pass {
 
 namespace {
 
-// In keys of bound_tails_, in place of a sampler.
+// In keys of bound_tails_, in the place of a sampler.
 constexpr int logprobs_graph = -1, processors_graph = -2;
 
+// On other devices than the CPU, products are not fused with rounding.
 Kernels kernels_of(const Manifest& manifest, const OrtBackend::Engine& engine) {
     return engine.device.on_cpu() ? find_kernels(*engine.library, manifest) : Kernels();
 }
 
-// The trunk for one slot attends to the valid cache entries, the trunk for several slots to a
-// multiple of 64. If masked entries change a softmax, the latter serves one slot, too.
+// The number of slots for which the trunk is chosen. The trunk for one slot attends to as many
+// entries as are valid, that for several slots to a multiple of 64. If the number of masked entries
+// changes a softmax, a single slot gets the latter, too.
 int trunk_slots(const Kernels& kernels, const LoadOptions& options) {
     return kernels.equal_softmax ? options.max_batch_size : std::max(options.max_batch_size, 2);
 }
@@ -42,7 +44,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     const std::string& weights = manifest.model.weights;
     const auto capacities =
         device.on_cpu() ? stepped_capacities(capacity) : doubling_capacities(capacity);
-    Capabilities found{
+    Capabilities result{
         device.name,
         manifest.model.vocab_size,
         capacities,
@@ -52,22 +54,22 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         manifest.trees(),
         weights == "w8a8" ||
             (device.on_cpu() && (weights == "int4" || weights == "int8" || weights == "source")),
-        // On the CPU, derived trunks compute all rows alike (test_same_entries.py).
+        // On the CPU a `DerivedTrunk` computes the same bits in any window
+        // (tests/parity/test_same_entries.py).
         device.on_cpu() && kernels.least_rows &&
             manifest.derived_trunk(device.name, trunk_slots(kernels, options)) != nullptr};
-    found.exact_sums = kernels.exact_sums;
-    found.least_rows = kernels.least_rows.value_or(1);
+    result.exact_sums = kernels.exact_sums;
+    result.least_rows = kernels.least_rows.value_or(1);
     if (!kernels.least_rows) {
         log(LogLevel::info,
             kernels.text() +
                 ": a token's values depend on the rows of its pass, so the prefix cache is off");
     }
-    if (device.on_cpu()) return found;
-    found.chunk_capacities = wide_chunks(manifest.model, capacities);
-    for (const auto& [width, limit] : found.chunk_capacities) {  // in rising order
-        found.prefill_widths.insert(found.prefill_widths.begin(), width);
-    }
-    return found;
+    if (device.on_cpu()) return result;
+    result.chunk_capacities = wide_chunks(manifest.model, capacities);
+    for (const auto& [width, largest_capacity] : result.chunk_capacities)  // widths rise in the map
+        result.prefill_widths.insert(result.prefill_widths.begin(), width);
+    return result;
 }
 
 std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options,
@@ -99,7 +101,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
               spare_entries_of(manifest, options, engine)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
-    // On other devices every tail has its own copy of these tensors.
+    // On other devices each tail has its own copy of these constants.
     if (engine_.device.on_cpu())
         shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     open_trunks(options);
@@ -107,7 +109,8 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
         thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// On the CPU two trunks are opened only if they can share packed weights in memory.
+// Opens the trunk, and a second one for passes without look-ahead rows, if the bundle has one. On
+// the CPU the second is opened only if both map packed weights, which take memory only once.
 void OrtBackend::open_trunks(const LoadOptions& options) {
     const Kernels kernels = kernels_of(manifest_, engine_);
     const WeightForm weights =
@@ -119,16 +122,16 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
             engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
         return derived == nullptr ? manifest_.trunk.file : derived->file;
     };
-    const std::string drafting = file_of(true), plain = file_of(false);
-    trunk_ = open_packed(drafting, options, kernels);
-    if (trunk_ != nullptr && plain != drafting) plain_trunk_ = open_packed(plain, options, kernels);
+    const std::string full = file_of(true), plain = file_of(false);
+    trunk_ = open_packed(full, options, kernels);
+    if (trunk_ != nullptr && plain != full) plain_trunk_ = open_packed(plain, options, kernels);
     const auto open = [&](const std::string& file) {
         return std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file,
                                           options.threads, nullptr, weights);
     };
     if (trunk_ == nullptr) {
-        trunk_ = open(drafting);
-        if (plain != drafting && !engine_.device.on_cpu()) plain_trunk_ = open(plain);
+        trunk_ = open(full);
+        if (plain != full && !engine_.device.on_cpu()) plain_trunk_ = open(plain);
     }
     for (const OrtGraph* trunk : {trunk_.get(), plain_trunk_.get()}) {
         if (trunk == nullptr) continue;
@@ -150,7 +153,7 @@ std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file,
         if (!path) return nullptr;
         return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads,
                                           nullptr, WeightForm::packed);
-    } catch (const Error& error) {  // the entry was removed meanwhile
+    } catch (const Error& error) {  // as when another process has just removed the files
         log(LogLevel::info, file + ": weights are not mapped: " + error.what());
         return nullptr;
     }
@@ -206,7 +209,8 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 
 void OrtBackend::run_tails(const PassKind& kind) {
     const std::string& plan = kind.plan.name;
-    if (kind.touched_count > 0) {
+    const bool processed = kind.touched_count > 0;
+    if (processed) {
         run_bound(bound_tails_.get(
             {plan, processors_graph, kind.batch, kind.touched_count}, [&](int graph_id) {
                 return bind(
@@ -214,7 +218,6 @@ void OrtBackend::run_tails(const PassKind& kind) {
                     bindings_.processors(processors(), kind.plan, kind.batch, kind.touched_count));
             }));
     }
-    const bool processed = kind.touched_count > 0;
     run_bound(bound_tails_.get(
         {plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
             return bind(graph_id, tail_session(bindings_.tail_graph(kind.plan, kind.sampler)),
@@ -243,20 +246,19 @@ BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings&
     const auto on_failure = [this, file = graph.file()](const std::string& reason) {
         not_captured(file, reason);
     };
-    Capture capture{graph_id, memory_.get(), in_place_inputs(inputs, outputs), on_failure};
+    Capture capture{graph_id, memory_.get(), overwritten_inputs(inputs, outputs), on_failure};
     inputs.insert(inputs.end(), past.begin(), past.end());
     outputs.insert(outputs.end(), present.begin(), present.end());
     return {graph, inputs, outputs, std::move(capture)};
 }
 
 void OrtBackend::not_captured(const std::string& file, const std::string& reason) {
-    if (!uncaptured_.contains(file)) {  // warn once, not for every plan, batch and slot
+    const bool is_new = uncaptured_.insert_or_assign(file, reason).second;
+    if (is_new)  // no warning for every plan, batch and slot
         log(LogLevel::warning, file + " runs without a CUDA graph, and so more slowly: " + reason);
-    }
-    uncaptured_[file] = reason;
 }
 
-// The cache inputs and outputs share memory, so that no pass copies the cache.
+// The cache's inputs and outputs share memory, so that no pass copies the cache.
 BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int slot,
                                   bool prefill) {
     std::vector<BoundTensor> past, present;
@@ -272,8 +274,7 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
                 past, present);
 }
 
-// Opens a tail with one thread, because a second thread pool would spin on the cores that the
-// trunk's next pass needs.
+// Tails get one thread each: a pool of threads would spin on the cores that the trunk's pass needs.
 const OrtGraph& OrtBackend::tail_session(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {

@@ -10,30 +10,24 @@ namespace pass {
 
 namespace {
 
-constexpr int no_graph = -1;  // with this number ONNX Runtime neither captures nor replays
-
-Owned<OrtValue> tensor_on(const OrtLibrary& library, const OrtMemoryInfo* place,
-                          const BoundTensor& tensor) {
-    return library.tensor(place, tensor.address, tensor.size(), tensor.shape,
-                          element_type(tensor.dtype));
-}
+constexpr int no_graph_id = -1;  // with this number ONNX Runtime neither captures nor replays
 
 }  // namespace
 
 std::size_t BoundTensor::size() const {
     std::size_t bytes = item_size(dtype);
-    for (std::int64_t length : shape) bytes *= static_cast<std::size_t>(length);
+    for (std::int64_t elements : shape) bytes *= static_cast<std::size_t>(elements);
     return bytes;
 }
 
-std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
-                                         const std::vector<BoundTensor>& outputs) {
+std::vector<BoundTensor> overwritten_inputs(const std::vector<BoundTensor>& inputs,
+                                            const std::vector<BoundTensor>& outputs) {
     std::vector<BoundTensor> result;
     for (const BoundTensor& input : inputs) {
-        const auto same = [&](const BoundTensor& output) {
+        const auto overwrites = [&](const BoundTensor& output) {
             return output.address == input.address;
         };
-        if (std::any_of(outputs.begin(), outputs.end(), same)) result.push_back(input);
+        if (std::any_of(outputs.begin(), outputs.end(), overwrites)) result.push_back(input);
     }
     return result;
 }
@@ -49,15 +43,16 @@ BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& in
       binding_(graph.library().make(graph.library().api().CreateIoBinding,
                                     graph.library().api().ReleaseIoBinding, graph.session())),
       capture_(graph.captures() ? std::move(capture) : std::nullopt),
-      options_(options_of(capture_ ? capture_->graph_id : no_graph)) {
+      options_(options_of(capture_ ? capture_->graph_id : no_graph_id)) {
     const OrtLibrary& library = graph.library();
     const OrtApi& api = library.api();
-    const auto place =
+    const auto device_memory =
         library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
                      OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
     const auto bind = [&](const std::vector<BoundTensor>& tensors, auto bind_one) {
         for (const BoundTensor& tensor : tensors) {
-            values_.push_back(tensor_on(library, place.get(), tensor));
+            values_.push_back(library.tensor(device_memory.get(), tensor.address, tensor.size(),
+                                             tensor.shape, element_type(tensor.dtype)));
             library.check(bind_one(binding_.get(), tensor.name.c_str(), values_.back().get()));
         }
     };
@@ -77,19 +72,19 @@ void BoundGraph::run() {
 void BoundGraph::run_and_capture() {
     Memory& memory = *capture_->memory;
     std::vector<std::vector<std::byte>> saved;
-    for (const BoundTensor& tensor : capture_->in_place) {
+    for (const BoundTensor& tensor : capture_->overwritten) {
         saved.emplace_back(tensor.size());
         memory.download(saved.back().data(), tensor.address, tensor.size());
     }
     const auto restore = [&] {
         for (std::size_t i = 0; i < saved.size(); ++i)
-            memory.upload(capture_->in_place[i].address, saved[i].data(), saved[i].size());
+            memory.upload(capture_->overwritten[i].address, saved[i].data(), saved[i].size());
     };
     try {
         run_bound();
     } catch (const Error& error) {
         memory.check_device();
-        options_ = options_of(no_graph);
+        options_ = options_of(no_graph_id);
         restore();
         run_bound();
         capture_->on_failure(error.what());

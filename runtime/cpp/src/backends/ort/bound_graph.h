@@ -1,12 +1,13 @@
-// Graphs bound to memory, and how ONNX Runtime captures them as CUDA graphs.
+// Binds graphs to memory, and lets ONNX Runtime capture them as CUDA graphs.
 //
 // With the provider option `enable_cuda_graph`, the first run with a new graph number executes the
-// graph three times: ONNX Runtime runs it until a run allocates no memory (twice), captures it,
-// which computes nothing, and launches what it captured. But a tail overwrites the window that it
-// reads with the next one, so three executions would skip two windows. Overwritten inputs are
-// therefore saved before the first run and restored after it, and the graph runs once more.
+// graph three times: ONNX Runtime runs it until it allocates no memory any more (twice), captures
+// it, which computes nothing, and launches the captured graph. A tail overwrites the window that it
+// reads with the next one, so it would advance three times. Therefore the inputs that a graph
+// overwrites are saved before its first run and restored after it, and the graph is run again.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/memory.h"
@@ -27,7 +29,7 @@
 
 namespace pass {
 
-// A tensor of a graph, and its memory.
+// A graph's input or output, with the address of its memory.
 struct BoundTensor {
     std::string name;
     std::string dtype;
@@ -40,33 +42,35 @@ struct BoundTensor {
 // What capturing a graph needs.
 struct Capture {
     int graph_id;    // the number of the CUDA graph
-    Memory* memory;  // of the tensors
-    // Overwritten inputs but the KV cache, where every run writes the same values.
-    std::vector<BoundTensor> in_place;
-    // Receives the reason if the graph cannot be captured.
+    Memory* memory;  // the memory of the tensors
+    // Inputs that an output overwrites, but not the KV cache, where every run writes the same.
+    std::vector<BoundTensor> overwritten;
+    // Called with the reason if the graph cannot be captured.
     std::function<void(const std::string&)> on_failure;
 };
 
-// The inputs that share an output's address.
-std::vector<BoundTensor> in_place_inputs(const std::vector<BoundTensor>& inputs,
-                                         const std::vector<BoundTensor>& outputs);
+// The inputs whose memory an output overwrites.
+std::vector<BoundTensor> overwritten_inputs(const std::vector<BoundTensor>& inputs,
+                                            const std::vector<BoundTensor>& outputs);
 
-// A new number for a CUDA graph.
+// A number that no CUDA graph has yet.
 int next_graph_id();
 
+// A graph bound to memory for its inputs and outputs.
 class BoundGraph {
    public:
-    // capture: none runs the graph without captures. Ignored if the session does not capture.
+    // capture: none runs the graph without captures. Ignored if the device does not capture.
     BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
                const std::vector<BoundTensor>& outputs,
                std::optional<Capture> capture = std::nullopt);
-    // Runs the graph once. Throws Error if ONNX Runtime fails, for example for lack of memory.
+    // Run the graph. Throws Error if ONNX Runtime fails, as when memory runs out.
     void run();
 
    private:
-    // The first run. If it fails, this run and all later ones are without captures.
+    // Run for the first time, with a capture. If that fails, run without, now and later.
     void run_and_capture();
     void run_bound() const;
+    // Options of runs with this graph number.
     Owned<OrtRunOptions> options_of(int graph_id) const;
 
     const OrtGraph* graph_;
@@ -76,26 +80,32 @@ class BoundGraph {
     Owned<OrtRunOptions> options_;
 };
 
-// The bound graphs used last, by key. ONNX Runtime keeps every CUDA graph that it captured, so a
-// key keeps its graph number when its graph is dropped and bound to the same addresses again.
+// The most recently used bound graphs, by key. ONNX Runtime keeps every CUDA graph that it
+// captured, so a graph that is bound to the same addresses again gets its old graph number.
 template <class Key>
 class BoundGraphs {
    public:
-    // The bound graph of `key`; if there is none, `make` makes it with the key's graph number.
+    // The bound graph of `key`. If it is not kept, `make(graph_id)` makes it.
     template <class Make>
     BoundGraph& get(const Key& key, const Make& make) {
         auto found = bound_.find(key);
         if (found == bound_.end()) {
             int& graph_id = graph_ids_[key];
             if (graph_id == 0) graph_id = next_graph_id();
-            found = bound_.emplace(key, Kept{make(graph_id), 0}).first;
-            if (bound_.size() > max_bound_graphs) bound_.erase(oldest(found));
+            BoundGraph graph = make(graph_id);
+            if (bound_.size() == max_bound_graphs) {
+                bound_.erase(std::min_element(
+                    bound_.begin(), bound_.end(), [](const auto& first, const auto& second) {
+                        return first.second.last_use < second.second.last_use;
+                    }));
+            }
+            found = bound_.emplace(key, Kept{std::move(graph), 0}).first;
         }
         found->second.last_use = ++uses_;
         return found->second.bound;
     }
 
-    // Forget all, because addresses have changed.
+    // Drop all graphs and their numbers, because addresses have changed.
     void clear() {
         bound_.clear();
         graph_ids_.clear();
@@ -104,39 +114,27 @@ class BoundGraphs {
    private:
     struct Kept {
         BoundGraph bound;
-        std::uint64_t last_use;
+        std::uint64_t last_use;  // the value of `uses_` then
     };
-    using Map = std::map<Key, Kept>;
-
-    // The least recently used bound graph but `spared`.
-    typename Map::iterator oldest(typename Map::iterator spared) {
-        auto found = bound_.end();
-        for (auto each = bound_.begin(); each != bound_.end(); ++each) {
-            if (each != spared &&
-                (found == bound_.end() || each->second.last_use < found->second.last_use))
-                found = each;
-        }
-        return found;
-    }
 
     static constexpr std::size_t max_bound_graphs = 256;
 
-    Map bound_;
+    std::map<Key, Kept> bound_;
     std::map<Key, int> graph_ids_;
-    std::uint64_t uses_ = 0;
+    std::uint64_t uses_ = 0;  // how many times `get` was called
 };
 
 // Runs tasks one after another in its own thread, because captured graphs belong to the thread that
 // captured them. The thread ends with this object, after the tasks in its queue.
 class OneThread {
    public:
-    // context: makes an object that the thread holds while it lives.
+    // context: makes an object that the thread holds until it ends.
     explicit OneThread(std::function<std::shared_ptr<void>()> context);
     ~OneThread();
     OneThread(const OneThread&) = delete;
     OneThread& operator=(const OneThread&) = delete;
 
-    // Returns when `task` is done, and throws what it throws. A task may call `run`.
+    // Run `task` in the thread, and throw what it throws. A task may itself call this.
     void run(const std::function<void()>& task);
 
    private:

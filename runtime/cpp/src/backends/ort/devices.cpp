@@ -16,22 +16,27 @@ namespace pass {
 namespace {
 
 constexpr const char* capture_option = "enable_cuda_graph";
-constexpr const char* rtx_plugin = "NvTensorRTRTXExecutionProvider";
+constexpr const char* cuda_provider = "CUDAExecutionProvider";
 
 const std::vector<Device>& devices() {
-    static const std::vector<Device> known{
+    // Options with captures fail for a graph with a node on the CPU, so there are others without.
+    // TF32 is off, because it rounds float32.
+    static const std::vector<Device> all{
         {"cpu", "CPUExecutionProvider", "Cpu", false, {{}}, 0},
-        // The second options are used if the first fail, as they do for a graph with a node on the
-        // CPU. TF32 is off because it rounds float32.
         {"cuda",
-         "CUDAExecutionProvider",
+         cuda_provider,
          "Cuda",
          false,
          {{{capture_option, "1"}, {"use_tf32", "0"}}, {{"use_tf32", "0"}}},
          0},
-        {"tensorrt-rtx-ep", rtx_plugin, "Cuda", true, {{{capture_option, "1"}}, {}}, 0},
+        {"tensorrt-rtx-ep",
+         "NvTensorRTRTXExecutionProvider",
+         "Cuda",
+         true,
+         {{{capture_option, "1"}}, {}},
+         0},
     };
-    return known;
+    return all;
 }
 
 bool has_provider(const OrtLibrary& library, const char* provider) {
@@ -39,7 +44,7 @@ bool has_provider(const OrtLibrary& library, const char* provider) {
     return std::find(names.begin(), names.end(), provider) != names.end();
 }
 
-// Whether the CUDA library is there and sees a GPU; if not, the log says why.
+// Whether there is a CUDA library that sees a GPU. If not, the log says why.
 bool sees_gpu() {
     try {
         const CudaApi api = CudaApi::open();
@@ -51,82 +56,28 @@ bool sees_gpu() {
     return false;
 }
 
+#if ORT_API_VERSION >= 22
+
 std::string plugin_path(const LoadOptions& options) {
     if (!options.plugin.empty()) return options.plugin.string();
     const char* named = std::getenv("PASS_TENSORRT_RTX_PLUGIN");
     return named == nullptr ? "" : named;
 }
 
-}  // namespace
-
-bool Device::captures(std::size_t index) const {
-    const ProviderOptions& tried = options.at(index);
-    return std::any_of(tried.begin(), tried.end(), [](const auto& option) {
-        return std::string_view(option.first) == capture_option;
-    });
-}
-
-Device choose_device(const OrtLibrary& library, const std::string& name) {
-    const auto [kind, ordinal] = split_device(name);
-    const auto automatic = [&] {
-        return has_provider(library, devices()[1].provider) && sees_gpu() ? "cuda" : "cpu";
-    };
-    const std::string wanted = kind != "auto" ? kind : automatic();
-    for (Device device : devices()) {
-        if (wanted != device.name) continue;
-        device.ordinal = ordinal;
-        if (!device.plugin && !has_provider(library, device.provider)) {
-            throw Error("this onnxruntime has no " + std::string(device.provider) +
-                        ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or "
-                        "use --device cpu");
-        }
-        return device;
-    }
-    throw Error("ONNX Runtime does not run device " + wanted +
-                "; use cpu, cuda or tensorrt-rtx-ep");
-}
-
-#if ORT_API_VERSION >= 22
-
-void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options) {
-    if (!device.plugin) return;
-    const std::string path = plugin_path(options);
-    if (path.empty()) {
-        throw Error("device " + std::string(device.name) +
-                    " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its "
-                    "library, or use --device cpu");
-    }
-    // The plugin does not find its libraries by itself, so they are opened before it.
-    for (const std::filesystem::path& needed : options.plugin_libraries) {
-        if (dlopen(needed.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr)
-            throw Error("the plugin's library cannot be opened: " + std::string(dlerror()));
-    }
-    // A process registers a plugin only once; another session may have done so.
-    OrtStatus* status = library.api().RegisterExecutionProviderLibrary(library.environment(),
-                                                                       path.c_str(), path.c_str());
-    if (status != nullptr &&
-        std::strstr(library.api().GetErrorMessage(status), "already") != nullptr) {
-        library.api().ReleaseStatus(status);
-        return;
-    }
-    library.check(status, "onnxruntime cannot register the plugin " + path);
-}
-
-namespace {
-
+// Makes sessions run on the plugin's provider. Throws Error if the plugin finds no such GPU.
 void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options,
                    const Device& device, const std::vector<const char*>& keys,
                    const std::vector<const char*>& values) {
     const OrtApi& api = library.api();
-    const OrtEpDevice* const* found = nullptr;
+    const OrtEpDevice* const* devices_found = nullptr;
     std::size_t count = 0;
-    library.check(api.GetEpDevices(library.environment(), &found, &count),
+    library.check(api.GetEpDevices(library.environment(), &devices_found, &count),
                   "onnxruntime cannot list devices");
     for (std::size_t i = 0, gpu = 0; i < count; ++i) {
-        if (std::strcmp(api.EpDevice_EpName(found[i]), device.provider) != 0) continue;
-        if (gpu++ != static_cast<std::size_t>(device.ordinal)) continue;
+        if (std::strcmp(api.EpDevice_EpName(devices_found[i]), device.provider) != 0) continue;
+        if (gpu++ != static_cast<std::size_t>(device.ordinal)) continue;  // GPUs come in order
         library.check(api.SessionOptionsAppendExecutionProvider_V2(
-                          session_options, library.environment(), &found[i], 1, keys.data(),
+                          session_options, library.environment(), &devices_found[i], 1, keys.data(),
                           values.data(), keys.size()),
                       "onnxruntime cannot use " + std::string(device.provider));
         return;
@@ -135,25 +86,66 @@ void append_plugin(const OrtLibrary& library, OrtSessionOptions* session_options
                 device.provider + " (is it visible to nvidia-smi?); use --device cpu");
 }
 
+#endif
+
 }  // namespace
 
-#else
-
-void register_plugin(const OrtLibrary&, const Device& device, const LoadOptions&) {
-    if (device.plugin)
-        throw Error(
-            "this libpass was built with headers of ONNX Runtime before 1.22, which have no "
-            "plugins; use --device cpu");
+bool Device::captures(std::size_t index) const {
+    const ProviderOptions& provider_options = options.at(index);
+    return std::any_of(provider_options.begin(), provider_options.end(), [](const auto& option) {
+        return std::string_view(option.first) == capture_option;
+    });
 }
 
-namespace {
+Device choose_device(const OrtLibrary& library, const std::string& name) {
+    const auto [kind, ordinal] = split_device(name);
+    std::string chosen = kind;
+    if (kind == "auto")
+        chosen = has_provider(library, cuda_provider) && sees_gpu() ? "cuda" : "cpu";
+    for (Device device : devices()) {
+        if (chosen != device.name) continue;
+        device.ordinal = ordinal;
+        if (!device.plugin && !has_provider(library, device.provider)) {
+            throw Error("this onnxruntime has no " + std::string(device.provider) +
+                        ": set PASS_ONNXRUNTIME to the libonnxruntime.so of onnxruntime-gpu, or "
+                        "use --device cpu");
+        }
+        return device;
+    }
+    throw Error("ONNX Runtime does not run device " + chosen +
+                "; use cpu, cuda or tensorrt-rtx-ep");
+}
 
-void append_plugin(const OrtLibrary&, OrtSessionOptions*, const Device&,
-                   const std::vector<const char*>&, const std::vector<const char*>&) {}
-
-}  // namespace
-
+void register_plugin([[maybe_unused]] const OrtLibrary& library, const Device& device,
+                     [[maybe_unused]] const LoadOptions& options) {
+    if (!device.plugin) return;
+#if ORT_API_VERSION < 22
+    throw Error(
+        "this libpass was built with headers of ONNX Runtime before 1.22, which have no plugins; "
+        "use --device cpu");
+#else
+    const std::string path = plugin_path(options);
+    if (path.empty()) {
+        throw Error("device " + std::string(device.name) +
+                    " needs ONNX Runtime's plugin for it: set PASS_TENSORRT_RTX_PLUGIN to its "
+                    "library, or use --device cpu");
+    }
+    // The plugin does not find the libraries that it needs by itself, so they are opened before it.
+    for (const std::filesystem::path& needed : options.plugin_libraries) {
+        if (dlopen(needed.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr)
+            throw Error("the plugin's library cannot be opened: " + std::string(dlerror()));
+    }
+    OrtStatus* status = library.api().RegisterExecutionProviderLibrary(library.environment(),
+                                                                       path.c_str(), path.c_str());
+    // A process can register a plugin only once, and another session may have done so.
+    if (status != nullptr &&
+        std::strstr(library.api().GetErrorMessage(status), "already") != nullptr) {
+        library.api().ReleaseStatus(status);
+        return;
+    }
+    library.check(status, "onnxruntime cannot register the plugin " + path);
 #endif
+}
 
 void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options,
                      const Device& device, const ProviderOptions& provider_options) {
@@ -165,7 +157,9 @@ void append_provider(const OrtLibrary& library, OrtSessionOptions* session_optio
     }
     const std::string ordinal = std::to_string(device.ordinal);
     if (device.plugin) {
+#if ORT_API_VERSION >= 22  // With older headers, `register_plugin` refuses plugins.
         append_plugin(library, session_options, device, keys, values);
+#endif
     } else if (std::strcmp(device.name, "cuda") == 0) {
         keys.push_back("device_id");
         values.push_back(ordinal.c_str());

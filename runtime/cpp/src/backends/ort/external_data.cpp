@@ -16,21 +16,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Numbers of fields: the graph of a ModelProto, an initializer of a GraphProto, an entry of a
-// TensorProto's external data, and the entry's key and value.
+// The numbers in onnx.proto of the fields that lead to a file's name: a model's graph, its
+// initializers, the entries of an initializer's external data, and an entry's key and value.
 constexpr std::uint64_t graph_field = 7, initializer_field = 5, external_data_field = 13,
                         key_field = 1, value_field = 2;
-constexpr const char* location = "location";  // the key of an entry that names a file
+constexpr const char* location_key = "location";  // the value of such an entry is a file's name
 
-bool any_links(const fs::path& folder) {
-    std::error_code error;
-    const fs::directory_iterator files(folder, error);
-    return std::any_of(fs::begin(files), fs::end(files), [](const fs::directory_entry& each) {
-        std::error_code unknown;
-        return each.is_symlink(unknown);
-    });
+bool has_links(const fs::path& folder) {
+    std::error_code ignored;
+    const fs::directory_iterator files(folder, ignored);
+    return std::any_of(fs::begin(files), fs::end(files),
+                       [&](const fs::directory_entry& file) { return file.is_symlink(ignored); });
 }
 
+// The key and the value of an entry.
 std::pair<std::string, std::string> entry_of(std::string_view content) {
     std::pair<std::string, std::string> result;
     for (const protobuf::Field& field : protobuf::fields(content)) {
@@ -40,7 +39,7 @@ std::pair<std::string, std::string> entry_of(std::string_view content) {
     return result;
 }
 
-// The model with `edit` applied to the entries of external data of its graph's initializers.
+// The model with `edit` applied to all entries of external data.
 std::string edit_entries(std::string_view model,
                          const std::function<std::string(std::string_view)>& edit) {
     return protobuf::replace(model, graph_field, [&](std::string_view graph) {
@@ -50,14 +49,13 @@ std::string edit_entries(std::string_view model,
     });
 }
 
-// The model's names of its files of weights. Empty if `model` is no model: ONNX Runtime has a
-// better message for that.
+// The names of the model's files of weights. None if it is no model: ONNX Runtime then refuses it.
 std::set<std::string> locations(std::string_view model) {
     std::set<std::string> result;
     try {
         edit_entries(model, [&](std::string_view entry) {
             const auto [key, value] = entry_of(entry);
-            if (key == location) result.insert(value);
+            if (key == location_key) result.insert(value);
             return std::string(entry);
         });
     } catch (const Error&) {
@@ -66,7 +64,7 @@ std::set<std::string> locations(std::string_view model) {
     return result;
 }
 
-// The folder that has all of `files`, directly or further down.
+// The innermost folder that has all of `files`, in itself or in folders in it.
 fs::path common_folder(const std::map<std::string, fs::path>& files) {
     fs::path common = files.begin()->second.parent_path();
     for (const auto& [name, file] : files) {
@@ -84,15 +82,14 @@ fs::path common_folder(const std::map<std::string, fs::path>& files) {
 
 std::optional<ResolvedModel> resolve_links(const fs::path& model) {
     const fs::path beside = model.parent_path();
-    if (!fs::is_symlink(model) && !any_links(beside)) return std::nullopt;
+    const bool model_is_link = fs::is_symlink(model);
+    if (!model_is_link && !has_links(beside)) return std::nullopt;  // without reading the model
     std::ifstream file(model, std::ios::binary);
     const std::string content(std::istreambuf_iterator<char>(file), {});
     const std::set<std::string> names = locations(content);
     const auto is_link = [&](const std::string& name) { return fs::is_symlink(beside / name); };
-    if (names.empty() ||
-        (!fs::is_symlink(model) && std::none_of(names.begin(), names.end(), is_link))) {
+    if (names.empty() || (!model_is_link && std::none_of(names.begin(), names.end(), is_link)))
         return std::nullopt;
-    }
     std::map<std::string, fs::path> files;
     for (const std::string& name : names) {
         std::error_code error;
@@ -104,7 +101,7 @@ std::optional<ResolvedModel> resolve_links(const fs::path& model) {
     const fs::path folder = common_folder(files);
     const auto edit = [&](std::string_view entry) {
         auto [key, value] = entry_of(entry);
-        if (key == location) value = files.at(value).lexically_relative(folder).string();
+        if (key == location_key) value = files.at(value).lexically_relative(folder).string();
         return protobuf::encode(key_field, key) + protobuf::encode(value_field, value);
     };
     return ResolvedModel{edit_entries(content, edit), folder};

@@ -1,5 +1,5 @@
-// Models whose files are links: ONNX Runtime refuses weights outside the folder of the model. As
-// `resolve_links` of pass_runtime/backends/ort/external_data.py.
+// Loads models whose files are symbolic links: ONNX Runtime refuses weights outside the model's
+// folder. As `resolve_links` of pass_runtime/backends/ort/external_data.py.
 #pragma once
 
 #include <filesystem>
@@ -8,14 +8,14 @@
 
 namespace pass {
 
-// content: the model, with paths of its files of weights relative to `folder`.
+// content: the ONNX model. The paths of its files of weights are relative to `folder`.
 struct ResolvedModel {
     std::string content;
     std::filesystem::path folder;
 };
 
-// The model with links resolved; none if neither the model nor a file of weights is a link. Throws
-// Error if a file of weights is missing.
+// The model in the file `model`, with links resolved; none if neither that file nor a file of
+// weights is a link. Throws Error if a file of weights is missing.
 std::optional<ResolvedModel> resolve_links(const std::filesystem::path& model);
 
 }  // namespace pass

@@ -17,12 +17,18 @@ namespace {
 
 using protobuf::encode;
 
-constexpr std::int64_t all_rows = 16;  // a few rows alone are compared with them among so many
+constexpr std::int64_t max_rows = 16;  // a few rows alone are compared with them among all these
+// The sizes of a probe's weights: blocks of inputs, and outputs.
 constexpr std::int64_t blocks = 4, outputs = 64;
-constexpr std::uint64_t accuracy_level = 4;  // rows are rounded to 8 bits, as in fused products
+// The value of MatMulNBits's attribute with which rows are rounded to 8 bits.
+constexpr std::uint64_t accuracy_level = 4;
 constexpr std::uint64_t ir_version = 10, opset = 21;
+constexpr auto float32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+constexpr auto uint8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+constexpr auto int8 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+constexpr auto int32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
-// A constant input. bytes: its elements.
+// A constant input of a probe. bytes: its elements.
 struct Weights {
     const char* name;
     std::vector<std::int64_t> shape;
@@ -30,20 +36,20 @@ struct Weights {
     std::string bytes;
 };
 
-// A graph with one node, which reads the input `rows` [M,columns] and `weights`, and writes
-// `result` [M,N]. columns: 0 is any number. sizes: integer attributes.
+// A graph with one node `op`, which reads the input `rows` [M,columns] and `weights`, and writes
+// `result` [M,N]. columns: 0 allows any number. sizes: the node's integer attributes.
 struct Probe {
     const char* op;
     const char* domain;
     std::vector<std::pair<const char*, std::uint64_t>> sizes;
     std::vector<Weights> weights;
     std::int64_t columns;
-    ONNXTensorElementDataType input, output;
+    ONNXTensorElementDataType input, output;  // the types of `rows` and `result`
 
     std::string model() const;
 };
 
-// A ValueInfoProto of [M,columns].
+// A ValueInfoProto of the shape [M,columns]. `encode` gets the numbers of fields in onnx.proto.
 std::string value_info(const std::string& name, ONNXTensorElementDataType type,
                        std::int64_t columns) {
     const std::string last =
@@ -81,6 +87,7 @@ std::string bytes_of(const std::vector<Value>& values) {
 
 class ProbeSession {
    public:
+    // Throws Error if ONNX Runtime cannot load the graph.
     ProbeSession(const OrtLibrary& library, const Probe& probe)
         : library_(library), input_(probe.input), session_(nullptr, library.api().ReleaseSession) {
         const OrtApi& api = library.api();
@@ -95,14 +102,14 @@ class ProbeSession {
         session_.reset(made);
     }
 
-    // The result [rows.size()/columns,N] of `rows`.
+    // The elements of `result` [M,N] for `rows` [M,columns].
     template <class Result, class Value>
     std::vector<Result> run(std::vector<Value> rows, std::int64_t columns) const {
         const OrtApi& api = library_.api();
         const std::int64_t count = static_cast<std::int64_t>(rows.size()) / columns;
-        const auto place = library_.make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
-                                         OrtArenaAllocator, OrtMemTypeDefault);
-        const auto input = library_.tensor(place.get(), reinterpret_cast<std::byte*>(rows.data()),
+        const auto memory = library_.make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
+                                          OrtArenaAllocator, OrtMemTypeDefault);
+        const auto input = library_.tensor(memory.get(), reinterpret_cast<std::byte*>(rows.data()),
                                            rows.size() * sizeof(Value), {count, columns}, input_);
         const OrtValue* inputs[] = {input.get()};
         const char *input_names[] = {"rows"}, *output_names[] = {"result"};
@@ -126,27 +133,20 @@ class ProbeSession {
     Owned<OrtSession> session_;
 };
 
-// Numbers from -2 to 2, the same on every machine.
-std::vector<float> random_rows(std::int64_t count) {
+// Numbers from -2 to 2, the same in every process.
+std::vector<float> random_numbers(std::int64_t count) {
     std::mt19937 random;  // NOLINT: always the same seed
     std::vector<float> result(static_cast<std::size_t>(count));
     for (float& value : result) value = static_cast<float>(random()) / 1073741824.0F - 2.0F;
     return result;
 }
 
+// `Kernels::exact_sums`. The largest codes give the largest sums, which saturate first.
 bool sums_are_exact(const OrtLibrary& library) {
     constexpr std::int64_t inputs = 64, columns = 16;
-    const Weights weights{"weights",
-                          {inputs, columns},
-                          ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
-                          std::string(inputs * columns, '\x7f')};
-    const ProbeSession session(library, {"MatMulInteger",
-                                         "",
-                                         {},
-                                         {weights},
-                                         inputs,
-                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
-                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32});
+    const Weights weights{
+        "weights", {inputs, columns}, int8, std::string(inputs * columns, '\x7f')};
+    const ProbeSession session(library, {"MatMulInteger", "", {}, {weights}, inputs, uint8, int32});
     const auto sums = session.run<std::int32_t>(std::vector<std::uint8_t>(2 * inputs, 255), inputs);
     return std::all_of(sums.begin(), sums.end(),
                        [&](std::int32_t sum) { return sum == inputs * 255 * 127; });
@@ -159,27 +159,23 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
     std::mt19937 random;  // NOLINT: always the same seed
     std::string codes(static_cast<std::size_t>(outputs * blocks * code_bytes), '\0');
     for (char& code : codes) code = static_cast<char>(random() >> 24);
-    std::vector<float> scales(static_cast<std::size_t>(outputs * blocks));
+    std::vector<float> scales(static_cast<std::size_t>(outputs * blocks));  // from 0.001 to 0.02
     for (float& scale : scales)
         scale = 0.001F + 0.019F * (static_cast<float>(random()) / 4294967296.0F);
-    const ProbeSession session(
-        library,
-        {"MatMulNBits",
-         "com.microsoft",
-         {{"K", static_cast<std::uint64_t>(inputs)},
-          {"N", static_cast<std::uint64_t>(outputs)},
-          {"bits", static_cast<std::uint64_t>(bits)},
-          {"block_size", static_cast<std::uint64_t>(block_size)},
-          {"accuracy_level", accuracy_level}},
-         {{"codes",
-           {outputs, blocks, code_bytes},
-           ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
-           std::move(codes)},
-          {"scales", {outputs, blocks}, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, bytes_of(scales)}},
-         inputs,
-         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
-    const std::vector<float> rows = random_rows(all_rows * inputs);
+    const ProbeSession session(library,
+                               {"MatMulNBits",
+                                "com.microsoft",
+                                {{"K", static_cast<std::uint64_t>(inputs)},
+                                 {"N", static_cast<std::uint64_t>(outputs)},
+                                 {"bits", static_cast<std::uint64_t>(bits)},
+                                 {"block_size", static_cast<std::uint64_t>(block_size)},
+                                 {"accuracy_level", accuracy_level}},
+                                {{"codes", {outputs, blocks, code_bytes}, uint8, std::move(codes)},
+                                 {"scales", {outputs, blocks}, float32, bytes_of(scales)}},
+                                inputs,
+                                float32,
+                                float32});
+    const std::vector<float> rows = random_numbers(max_rows * inputs);
     const auto among_all = session.run<float>(rows, inputs);
     std::vector<std::int64_t> differing;
     for (const std::int64_t count : {1, 2, 3, 5, 9}) {
@@ -188,24 +184,19 @@ std::optional<int> least_rows(const OrtLibrary& library, const BlockFormat& form
         if (!std::equal(alone.begin(), alone.end(), among_all.begin())) differing.push_back(count);
     }
     if (differing.empty()) return 1;
+    // Only a single row differs: kernels for one row add in another order than those for several.
     if (differing == std::vector<std::int64_t>{1}) return 2;
     return std::nullopt;
 }
 
+// `Kernels::equal_softmax`.
 bool softmax_is_equal(const OrtLibrary& library) {
-    constexpr std::ptrdiff_t rows = 16, columns = 32;
-    const ProbeSession session(library, {"Softmax",
-                                         "",
-                                         {},
-                                         {},
-                                         0,
-                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT});
-    // Scores that spread so much, in so many rows, that sums in another order round differently for
-    // some of these numbers of scores.
-    std::vector<float> scores = random_rows(rows * columns);
+    constexpr std::ptrdiff_t rows = max_rows, columns = 32;
+    const ProbeSession session(library, {"Softmax", "", {}, {}, 0, float32, float32});
+    // Random scores of different sizes in many rows: another order of addition changes some sums.
+    std::vector<float> scores = random_numbers(rows * columns);
     for (float& score : scores) score *= 3;
-    for (std::ptrdiff_t count = 1; count < 8; ++count) {
+    for (std::ptrdiff_t count = 1; count < 8; ++count) {  // scores that are not masked
         std::vector<float> masked = scores, few;
         for (std::ptrdiff_t row = 0; row < rows; ++row) {
             const auto first = masked.begin() + row * columns;
@@ -246,13 +237,14 @@ std::string Kernels::text() const {
 std::set<BlockFormat> block_formats(const ModelInfo& model) {
     std::set<BlockFormat> result;
     if (!model.quantization) {
-        if (model.weights != "full") result = {{4, 32}, {8, 32}};  // the latter in older bundles
+        // Older bundles do not say which formats they have.
+        if (model.weights != "full") result = {{4, 32}, {8, 32}};
         return result;
     }
     const auto add = [&](const SchemeInfo& scheme) {
         if (!scheme.block_size || scheme.numbers == "fp8") return;
         result.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
-        // Sums of blocks are computed as products with 4-bit codes.
+        // The sums of blocks, which offsets take, are products with codes of 4 bits.
         if (scheme.offsets) result.emplace(4, *scheme.block_size);
     };
     add(model.quantization->grid);
@@ -264,12 +256,12 @@ std::set<BlockFormat> block_formats(const ModelInfo& model) {
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {
     static std::mutex mutex;
     // By the library's build and the formats.
-    static std::map<std::pair<std::string, std::set<BlockFormat>>, Kernels> known;
+    static std::map<std::pair<std::string, std::set<BlockFormat>>, Kernels> probed;
     const std::set<BlockFormat> formats = block_formats(manifest.model);
     const std::lock_guard lock(mutex);
     const std::pair key(library.build(), formats);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
-    return known.emplace(key, run_probes(library, formats)).first->second;
+    if (const auto entry = probed.find(key); entry != probed.end()) return entry->second;
+    return probed.emplace(key, run_probes(library, formats)).first->second;
 }
 
 bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle,

@@ -1,5 +1,5 @@
-// What ONNX Runtime's CPU kernels compute on this machine, found by running tiny graphs in a few
-// milliseconds. As pass_runtime/backends/ort/kernels.py, which explains how kernels differ.
+// How ONNX Runtime's CPU kernels round on this machine, found by running tiny graphs (probes) in a
+// few milliseconds. As pass_runtime/backends/ort/kernels.py, which explains how kernels differ.
 #pragma once
 
 #include <filesystem>
@@ -13,26 +13,26 @@
 
 namespace pass {
 
-// What the kernels compute; by default that of sessions without rounded products.
+// By default, the kernels of devices whose products are not rounded.
 struct Kernels {
     // Whether products of uint8 and int8 codes are summed exactly.
     bool exact_sums = true;
-    // From this number of rows on, results do not depend on it; none: they always may.
+    // With at least so many rows, results do not depend on their number; none: they always may.
     std::optional<int> least_rows = 1;
-    // Whether a softmax is the same for any number of masked entries after the others.
+    // Whether a softmax does not depend on the number of masked entries after the others.
     bool equal_softmax = true;
 
-    // As Python's `str(Kernels)`: a part of the key of packed weights.
+    // The same text as Python's `str(Kernels)`, because it is a part of the key of packed weights.
     std::string text() const;
 };
 
-// The bits and block size of weights.
+// The bits of a weight, and how many weights share a scale.
 using BlockFormat = std::pair<int, std::int64_t>;
 
-// The formats of the bundle's weights that have blocks.
+// The formats of those of the bundle's weights that have blocks.
 std::set<BlockFormat> block_formats(const ModelInfo& model);
 
-// The kernels that compute the bundle's products on this CPU, probed once a process.
+// The kernels of this CPU for the bundle's formats. They are probed once a process.
 Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest);
 
 // Whether ONNX Runtime must make the 8-bit weights of the bundle's CPU trunks unsigned, because

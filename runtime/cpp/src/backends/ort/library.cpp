@@ -16,6 +16,7 @@ namespace pass {
 
 namespace {
 
+// The path or name by which the library is opened. given: LoadOptions::onnxruntime.
 std::string library_name(const std::filesystem::path& given) {
     if (!given.empty()) return given.string();
     const char* named = std::getenv("PASS_ONNXRUNTIME");
@@ -26,7 +27,7 @@ std::string library_name(const std::filesystem::path& given) {
 
 void ORT_API_CALL write_log(void*, OrtLoggingLevel severity, const char*, const char*, const char*,
                             const char* message) {
-    // LogLevel has the same numbers, but no level `fatal`.
+    // LogLevel has the same numbers, but no level above `error`.
     const int level = std::min<int>(severity, ORT_LOGGING_LEVEL_ERROR);
     log(static_cast<LogLevel>(level), "onnxruntime: " + one_line(message));
 }
@@ -83,10 +84,10 @@ void OrtLibrary::check(OrtStatus* status, std::string_view what) const {
     throw Error(std::string(what) + ": " + message);
 }
 
-Owned<OrtValue> OrtLibrary::tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
-                                   const std::vector<std::int64_t>& shape,
+Owned<OrtValue> OrtLibrary::tensor(const OrtMemoryInfo* memory, std::byte* address,
+                                   std::size_t size, const std::vector<std::int64_t>& shape,
                                    ONNXTensorElementDataType type) const {
-    return make(api_->CreateTensorWithDataAsOrtValue, api_->ReleaseValue, place,
+    return make(api_->CreateTensorWithDataAsOrtValue, api_->ReleaseValue, memory,
                 static_cast<void*>(address), size, shape.data(), shape.size(), type);
 }
 

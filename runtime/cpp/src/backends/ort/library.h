@@ -1,5 +1,5 @@
-// ONNX Runtime, opened at run time, because linking would tie libpass to one version. Its C API is
-// used without globals, so that two versions can be open at once.
+// ONNX Runtime's library. It is opened at run time, because linking would tie libpass to one
+// version. Its C API is used without globals, so that two versions can be open at once.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -15,7 +15,7 @@
 
 namespace pass {
 
-// ONNX Runtime's name of `level`.
+// ONNX Runtime's level of the same severity.
 OrtLoggingLevel severity_of(LogLevel level);
 
 // An object of the C API, with the function that releases it.
@@ -24,28 +24,29 @@ using Owned = std::unique_ptr<Thing, void (*)(Thing*)>;
 
 class OrtLibrary {
    public:
-    // path: as LoadOptions::onnxruntime. Throws Error if there is no library, or it is too old.
+    // path: as LoadOptions::onnxruntime. Throws Error if no library is found, or it is too old.
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
     // `api` must outlive this object.
     OrtLibrary(const OrtApi* api, const std::string& version);
 
     const OrtApi& api() const { return *api_; }
-    // Its version and how it was built, as Python's `__version__` and `get_build_info()`.
+    // What Python has as `onnxruntime.__version__` and `onnxruntime.get_build_info()`.
     const std::string& build() const { return build_; }
     OrtEnv* environment() const { return environment_.get(); }
     // The execution providers that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
-    // Throws Error with `what` and ONNX Runtime's message if `status` is a failure.
+    // Releases `status`. If it is an error, throws Error with `what` and ONNX Runtime's message.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
-    // Calls `create` of the C API with `arguments` and the address that receives the new object.
+    // The object that `create`, a function of the C API, makes from `arguments`. release: the
+    // function that releases such an object.
     template <class Create, class Thing, class... Arguments>
     Owned<Thing> make(Create create, void (*release)(Thing*), Arguments... arguments) const {
-        Thing* made = nullptr;
-        check(create(arguments..., &made));
-        return {made, release};
+        Thing* object = nullptr;
+        check(create(arguments..., &object));
+        return {object, release};
     }
-    // `size` bytes at `address`, in the memory of `place`, as a tensor.
-    Owned<OrtValue> tensor(const OrtMemoryInfo* place, std::byte* address, std::size_t size,
+    // The `size` bytes at `address`, in that memory, as a tensor. They are not copied.
+    Owned<OrtValue> tensor(const OrtMemoryInfo* memory, std::byte* address, std::size_t size,
                            const std::vector<std::int64_t>& shape,
                            ONNXTensorElementDataType type) const;
 

@@ -15,13 +15,16 @@ namespace pass {
 
 namespace {
 
-constexpr int entry_format = 2;  // FORMAT_VERSION of packing.py
+// An entry of the cache is a folder with the trunk, its weights, and a note that lists these files.
 constexpr const char *graph_file = "trunk.onnx", *note_file = "packed.json";
+constexpr int entry_format = 2;  // FORMAT_VERSION of packing.py
 
-constexpr std::array fields = {
+// The fields of /proc/cpuinfo that `describe_cpu` takes, on x86 and on ARM.
+constexpr std::array cpu_fields = {
     "vendor_id",        "cpu family",  "model",    "model name",   "stepping", "CPU implementer",
     "CPU architecture", "CPU variant", "CPU part", "CPU revision", "flags",    "Features"};
 
+// `text` without white space at its ends.
 std::string trimmed(std::string_view text) {
     const char* spaces = " \t\r";
     const std::size_t first = text.find_first_not_of(spaces);
@@ -29,7 +32,7 @@ std::string trimmed(std::string_view text) {
     return std::string(text.substr(first, text.find_last_not_of(spaces) - first + 1));
 }
 
-// Whether a cache entry's files have the sizes and hashes of its note (which may list none).
+// Whether an entry's files have the sizes and hashes that its note lists.
 bool intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;
@@ -57,14 +60,14 @@ bool intact(const std::filesystem::path& entry) {
 std::string describe_cpu(const std::filesystem::path& cpu_info) {
     std::ifstream file(cpu_info);
     std::vector<std::string> lines;
-    bool instructions = false;
+    bool has_instructions = false;
     for (std::string line; std::getline(file, line);) {
         const std::size_t colon = line.find(':');
         const std::string field = trimmed(std::string_view(line).substr(0, colon));
         if (colon == std::string::npos ||
-            std::find(fields.begin(), fields.end(), field) == fields.end())
+            std::find(cpu_fields.begin(), cpu_fields.end(), field) == cpu_fields.end())
             continue;
-        instructions = instructions || field == "flags" || field == "Features";
+        has_instructions = has_instructions || field == "flags" || field == "Features";
         const std::string described =
             field + ": " + trimmed(std::string_view(line).substr(colon + 1)) + "\n";
         if (std::find(lines.begin(), lines.end(), described) == lines.end())
@@ -72,7 +75,7 @@ std::string describe_cpu(const std::filesystem::path& cpu_info) {
     }
     std::string text;
     for (const std::string& line : lines) text += line;
-    return instructions ? text : "";
+    return has_instructions ? text : "";
 }
 
 std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
@@ -93,7 +96,7 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
                                    weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
     if (!intact(entry)) return std::nullopt;
-    // Python drops the entries used least recently.
+    // Python removes the entries with the oldest times when the cache is full.
     std::error_code ignored;  // the entry may be another user's
     std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), ignored);
     log(LogLevel::info, file + ": weights are mapped from " + entry.string());

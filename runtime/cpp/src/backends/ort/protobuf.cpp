@@ -6,16 +6,17 @@ namespace pass::protobuf {
 
 namespace {
 
+// How the bytes after a field's tag are laid out: the lowest three bits of the tag.
 enum Kind : std::uint64_t { varint = 0, eight_bytes = 1, delimited = 2, four_bytes = 5 };
 
-// Writes seven bits in each byte, the lowest first.
+// Seven bits of `value` in each byte, the lowest first. The eighth bit says whether a byte follows.
 std::string encode_varint(std::uint64_t value) {
     std::string digits;
     for (; value > 0x7F; value >>= 7) digits += static_cast<char>((value & 0x7F) | 0x80);
     return digits + static_cast<char>(value);
 }
 
-// Reads a message from its beginning to its end.
+// Reads the fields of a message one after another.
 class Reader {
    public:
     explicit Reader(std::string_view message) : message_(message) {}

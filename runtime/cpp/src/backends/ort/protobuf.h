@@ -1,5 +1,5 @@
-// Messages of protobuf (https://protobuf.dev/programming-guides/encoding/), which ONNX models are.
-// The numbers of their fields are in onnx.proto.
+// ONNX models are messages of protobuf (https://protobuf.dev/programming-guides/encoding/). The
+// numbers of their fields are in onnx.proto.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,21 @@
 
 namespace pass::protobuf {
 
-// A field. whole: all its bytes. content: of text, bytes or a message; else empty.
+// A field of a message. whole: all its bytes. content: its text, bytes or message; else empty.
 struct Field {
     std::uint64_t number = 0;
     std::string_view whole;
     std::string_view content;
 };
 
-// A field with this content, and one with a number.
+// The bytes of field `number` with text, bytes or a message as its content, and with a number.
 std::string encode(std::uint64_t number, std::string_view content);
 std::string encode(std::uint64_t number, std::uint64_t value);
 
-// The fields of a message, which must outlive them. Throws Error if it is not one.
+// The fields of `message`, which must outlive them. Throws Error if it is no message.
 std::vector<Field> fields(std::string_view message);
 
-// `message` with `edit` applied to the content of all fields `number`. Throws Error if it is none.
+// `message` with `edit` applied to the contents of fields `number`. Throws Error as `fields` does.
 std::string replace(std::string_view message, std::uint64_t number,
                     const std::function<std::string(std::string_view)>& edit);
 

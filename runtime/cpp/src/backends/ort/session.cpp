@@ -19,12 +19,11 @@ SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library,
     : library_(std::move(library)) {
     const MappedFile& tables =
         *files_.emplace_back(std::make_unique<MappedFile>(bundle / noise_tables_file));
-    const std::vector<std::int64_t> table{
-        static_cast<std::int64_t>(tables.size() / 2 / noise_row_entries / sizeof(std::int32_t)),
-        noise_row_entries};
-    const std::size_t half = static_cast<std::size_t>(table[0] * table[1]) * sizeof(std::int32_t);
-    add("noise_table_1", tables, 0, half, table, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
-    add("noise_table_2", tables, tables.size() / 2, half, table,
+    constexpr std::size_t row_bytes = noise_row_entries * sizeof(std::int32_t);
+    const std::size_t rows = tables.size() / 2 / row_bytes;  // of each of the two tables
+    const std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows), noise_row_entries};
+    add("noise_table_1", tables, 0, rows * row_bytes, shape, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
+    add("noise_table_2", tables, tables.size() / 2, rows * row_bytes, shape,
         ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
     if (!manifest.lookahead.head) return;
 
@@ -43,10 +42,10 @@ void SharedTensors::add(const std::string& name, const MappedFile& file, std::si
     const OrtApi& api = library_->api();
     if (offset + size > file.size())
         throw Error("the bundle's tail data are too short; export the bundle again");
-    const auto place = library_->make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
-                                      OrtArenaAllocator, OrtMemTypeDefault);
+    const auto memory = library_->make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
+                                       OrtArenaAllocator, OrtMemTypeDefault);
     values_.emplace_back(name,
-                         library_->tensor(place.get(), file.data() + offset, size, shape, type));
+                         library_->tensor(memory.get(), file.data() + offset, size, shape, type));
 }
 
 ONNXTensorElementDataType element_type(const std::string& dtype) {
@@ -60,16 +59,16 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 
 namespace {
 
-// The folder of the weights of a model that is given as bytes.
+// The option for the folder with the weights of a model that is given as bytes, not as a file.
 constexpr const char* weights_folder_option =
     "session.model_external_initializers_file_folder_path";
 
-// Worker threads that begin to work only when their session has been created. Before that there is
-// hardly any work, but ONNX Runtime's workers spin while they wait, and would take the cores that
-// hash the bundle's files. Unlike ONNX Runtime's own, they are not pinned.
+// Worker threads for a session, which begin to work only when it has been created. Before that
+// there is hardly any work, but ONNX Runtime's own workers would spin while they wait, and take the
+// cores that hash the bundle's files. Unlike those, these threads are not pinned to cores.
 class LateThreads {
    public:
-    // Make a session of `options` use such threads. Create it before this object is destroyed.
+    // Make a session with `options` use such threads. This object must live until it is created.
     void give_to(const OrtLibrary& library, OrtSessionOptions* options) {
         const OrtApi& api = library.api();
         library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
@@ -80,7 +79,7 @@ class LateThreads {
     void begin() const { open(*gate_); }
 
    private:
-    using Gate = std::atomic_flag;  // set once threads may work
+    using Gate = std::atomic_flag;  // set when threads may work
     struct Worker {
         std::shared_ptr<Gate> gate;
         std::thread thread;
@@ -90,21 +89,22 @@ class LateThreads {
         gate.test_and_set();
         gate.notify_all();
     }
-    // Returns null if the system has no thread left: then ONNX Runtime cannot create the session.
-    static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* of_worker) {
+    // ONNX Runtime calls this to create a worker, which runs `work(argument)`. Returns null if the
+    // system has no thread left: then the session cannot be created.
+    static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* argument) {
         try {
             auto worker = std::make_unique<Worker>();
             worker->gate = *static_cast<std::shared_ptr<Gate>*>(gate);
-            worker->thread = std::thread([gate = worker->gate, work, of_worker] {
+            worker->thread = std::thread([gate = worker->gate, work, argument] {
                 gate->wait(false);
-                work(of_worker);
+                work(argument);
             });
             return reinterpret_cast<OrtCustomThreadHandle>(worker.release());
         } catch (const std::exception&) {
             return nullptr;
         }
     }
-    // Also called for a session that could not be created, whose threads have not begun to work.
+    // ONNX Runtime calls this to end a worker, also if its session could not be created.
     static void join(OrtCustomThreadHandle thread) {
         const std::unique_ptr<Worker> worker(
             reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
@@ -115,7 +115,7 @@ class LateThreads {
     std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
 };
 
-// A tensor's description, which must be the same in a graph and in the manifest.
+// What must be the same of a tensor in a graph and in the manifest.
 struct TensorInfo {
     std::string name;
     ONNXTensorElementDataType type;
@@ -195,14 +195,14 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
     // ONNX Runtime would keep a memory pattern for every shape, and passes have many.
     library_->check(
         (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
-    if (weights == WeightForm::made_unsigned) {  // needs both; activations stay as they are
+    if (weights == WeightForm::made_unsigned) {  // takes both options; activations stay as they are
         for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"})
             library_->check(api.AddSessionConfigEntry(options.get(), name, "1"));
     }
     if (weights == WeightForm::packed) {
         library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
-        // Passes alternate between two such sessions. If one's threads spin after its pass, they
-        // take the cores that the other's pass needs, which doubled the time of a pass.
+        // Passes alternate between two such sessions, the two trunks. If the threads of one spun
+        // after its pass, they would take the cores of the other's pass, which doubled its time.
         library_->check(
             api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
     }
@@ -232,6 +232,7 @@ void OrtGraph::check(const Graph& described, const Manifest* manifest) const {
     check_trunk_metadata(*manifest, stated);
 }
 
+// get_count, get_name, get_info: the functions of the C API for inputs, or those for outputs.
 template <class Count, class Name, class Info>
 void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::string& file,
                              OrtAllocator* allocator, Count get_count, Name get_name,
@@ -239,20 +240,20 @@ void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::st
     const OrtApi& api = library_->api();
     std::size_t count = 0;
     library_->check(get_count(session_.get(), &count));
-    std::set<TensorInfo> found, listed;
+    std::set<TensorInfo> in_graph, in_manifest;
     for (std::size_t i = 0; i < count; ++i) {
         char* name = nullptr;
         library_->check(get_name(session_.get(), i, allocator, &name));
         const std::string copied = name;
         library_->check(api.AllocatorFree(allocator, name));
         const auto info = library_->make(get_info, api.ReleaseTypeInfo, session_.get(), i);
-        found.insert(info_of(*library_, copied, info.get()));
+        in_graph.insert(info_of(*library_, copied, info.get()));
     }
     for (const Tensor& tensor : described)
-        listed.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
+        in_manifest.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
     std::vector<TensorInfo> differing;
-    std::set_symmetric_difference(found.begin(), found.end(), listed.begin(), listed.end(),
-                                  std::back_inserter(differing));
+    std::set_symmetric_difference(in_graph.begin(), in_graph.end(), in_manifest.begin(),
+                                  in_manifest.end(), std::back_inserter(differing));
     if (differing.empty()) return;
     throw Error("the manifest and " + file + " differ in " + differing.front().name + " " +
                 text_of(differing.front().shape) + "; export the bundle again");

@@ -1,4 +1,4 @@
-// A graph that ONNX Runtime has loaded, and the tensors that graphs share.
+// Graphs that ONNX Runtime has loaded, and the constants that they share.
 #pragma once
 
 #include <filesystem>
@@ -14,14 +14,14 @@
 
 namespace pass {
 
-// The constants that tails share, mapped from their files: the noise tables and the draft head.
-// ONNX Runtime itself would keep a copy in memory for every tail.
+// The constants that all tails share, memory-mapped from their files: the noise tables and the
+// draft head. ONNX Runtime itself would keep a copy of them in memory for every tail.
 class SharedTensors {
    public:
     SharedTensors(std::shared_ptr<const OrtLibrary> library, const std::filesystem::path& bundle,
                   const Manifest& manifest);
 
-    // By their names in the graphs.
+    // The constants, with their names in the graphs.
     const std::vector<std::pair<std::string, Owned<OrtValue>>>& values() const { return values_; }
 
    private:
@@ -33,39 +33,40 @@ class SharedTensors {
     std::vector<std::pair<std::string, Owned<OrtValue>>> values_;
 };
 
-// ONNX Runtime's name of `dtype`.
+// ONNX Runtime's type of the same name as `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
-// What ONNX Runtime does with the weights of a graph. packed: it runs the graph as it is, because
-// it has written it, optimized and with packed weights. made_unsigned: it makes int8 weights uint8,
-// where products of uint8 and int8 codes are not summed exactly.
+// What ONNX Runtime does with the weights of a graph. packed: nothing, because it has written the
+// graph itself, optimized and with packed weights. made_unsigned: it turns int8 weights into uint8,
+// for CPUs that do not sum products of uint8 and int8 codes exactly (kernels.h).
 enum class WeightForm { as_exported, packed, made_unsigned };
 
+// A session of ONNX Runtime for one graph.
 class OrtGraph {
    public:
-    // threads: 0 lets ONNX Runtime choose. shared: constants to use instead of those in the file;
-    // must outlive the graph, and may be null. Throws Error if the graph cannot be loaded.
+    // threads: 0 lets ONNX Runtime choose. shared: null, or constants to use instead of those in
+    // the file, which must outlive the graph. Throws Error if the graph cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
              const std::filesystem::path& path, int threads, const SharedTensors* shared,
              WeightForm weights = WeightForm::as_exported);
 
-    // Throws Error if tensors differ from `described`, or a trunk's metadata from `manifest`.
+    // Throws Error if tensors differ from `described`, or the trunk's metadata from `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
-    // The name of its file.
+    // The name of the graph's file.
     const std::string& file() const { return file_; }
     OrtSession* session() const { return session_.get(); }
     const Device& device() const { return device_; }
-    // Whether its runs are captured as CUDA graphs.
+    // Whether its first run is captured as a CUDA graph.
     bool captures() const { return captures_; }
-    // Why runs cannot be captured; empty if they are, or if the device has no CUDA graphs.
+    // Why it cannot be captured; empty if it is captured, or the device has no CUDA graphs.
     const std::string& not_captured() const { return not_captured_; }
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
                                              WeightForm weights) const;
-    // Create the session, with links resolved. Returns ONNX Runtime's error.
+    // Create the session, with links resolved (external_data.h). Returns an error or null.
     OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file,

@@ -12,22 +12,22 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t staging_bytes = 4 << 20;              // pinned, for what the host writes
+constexpr std::size_t staging_bytes = 4 << 20;              // for windows, noise and the like
 constexpr const char* kernel_cache_file = "kernels.cache";  // beside the engines
 
-// Rows of the narrowest window that the trunk's engine has a profile for.
+// The rows of the narrowest window that the trunk's engine has a profile for; 1 if it has none.
 int least_width(const EngineSet& engines) {
-    std::int64_t least = 0;
+    std::optional<std::int64_t> least;
     for (const EngineFile& engine : engines.engines) {
         for (const Profile& profile : engine.profiles) {
-            const std::map<std::string, Profile::Range> sizes(profile.sizes.begin(),
-                                                              profile.sizes.end());
+            const std::map sizes(profile.sizes.begin(), profile.sizes.end());
+            // Only the trunk has columns.
             if (!sizes.contains(columns_input) || !sizes.contains("width")) continue;
             const std::int64_t rows = sizes.at("width").min;
-            least = least == 0 ? rows : std::min(least, rows);
+            least = std::min(least.value_or(rows), rows);
         }
     }
-    return static_cast<int>(std::max<std::int64_t>(least, 1));
+    return static_cast<int>(std::max<std::int64_t>(least.value_or(1), 1));
 }
 
 // What the engines were built for, limited by `options`. Throws Error if the options exceed it.
@@ -39,11 +39,11 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
                     "; use that, or build them with --max-batch-size " +
                     std::to_string(options.max_batch_size));
     }
-    const std::int64_t built = engines.capacities.back(),
-                       largest = options.capacity.value_or(built);
-    if (largest > built) {
-        throw Error("the engines' KV capacity is " + std::to_string(built) +
-                    " tokens; use --capacity " + std::to_string(built) +
+    const std::int64_t built_for = engines.capacities.back(),
+                       largest = options.capacity.value_or(built_for);
+    if (largest > built_for) {
+        throw Error("the engines' KV capacity is " + std::to_string(built_for) +
+                    " tokens; use --capacity " + std::to_string(built_for) +
                     " or less, or build them with --max-seq-len " + std::to_string(largest));
     }
     Capabilities result;
@@ -64,7 +64,7 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     });
     result.rounds_activations = manifest.model.weights == "w8a8";
     result.least_width = least_width(engines);
-    result.engine_positions = listed_positions(built);
+    result.engine_positions = listed_positions(built_for);
     result.keeps_graphs = true;
     return result;
 }
@@ -92,7 +92,7 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
       api_(std::move(opened.api)) {
     const auto held = for_this_thread();
     api_->use_kernels(engine_directory(bundle_, engine_set_) / kernel_cache_file);
-    engine(manifest_.trunk);  // throws now if it cannot be loaded
+    engine(manifest_.trunk);  // An engine that cannot be loaded is refused now.
 }
 
 TrtBackend::~TrtBackend() {
@@ -105,7 +105,7 @@ TrtBackend::~TrtBackend() {
     }
 }
 
-// Changes how many entries a pass reads. The cache always has the engines' largest capacity.
+// Changes how many entries a pass reads. The cache is allocated for the engines' largest capacity.
 void TrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
     if (cache_.capacity() == 0) cache_.resize(engine_set_.capacities.back(), lengths);
     capacity_ = capacity;
@@ -131,25 +131,25 @@ void TrtBackend::run_prefill(int slot, const Plan& plan) {
 
 Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     const auto batch = static_cast<std::size_t>(kind.batch);
-    const std::size_t all = batch * static_cast<std::size_t>(kind.plan.max_emitted());
-    const std::size_t num_rows = kind.plan.is_tree() ? all : 0;
-    std::int64_t *count = result("count", batch), *emitted = result("emitted", all);
+    const std::size_t num_emitted = batch * static_cast<std::size_t>(kind.plan.max_emitted());
+    const std::size_t num_rows = kind.plan.is_tree() ? num_emitted : 0;
+    std::int64_t *count = result("count", batch), *emitted = result("emitted", num_emitted);
     std::int64_t* rows = num_rows > 0 ? result("emitted_rows", num_rows) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         std::vector<TrtProgram::Call> calls = bind_tails(kind);
-        const std::map<std::string, std::byte*>& addresses =
-            calls.at(kind.touched_count > 0 ? 1 : 0).second.addresses;
+        // The tail's call; the logits processors run before it, if at all.
+        const EngineCall& tail = calls.at(kind.touched_count > 0 ? 1 : 0).second;
         const auto copy = [&](std::int64_t* host, const char* tensor, std::size_t items) {
-            return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), addresses.at(tensor),
+            return TrtProgram::Copy{reinterpret_cast<std::byte*>(host), tail.addresses.at(tensor),
                                     items * sizeof(*host)};
         };
         std::vector<TrtProgram::Copy> copies{copy(count, "count", batch),
-                                             copy(emitted, "emitted", all)};
+                                             copy(emitted, "emitted", num_emitted)};
         if (rows != nullptr) copies.push_back(copy(rows, "emitted_rows", num_rows));
         calls.insert(calls.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
         return TrtProgram::Work{std::move(calls), std::move(copies)};
     }).run();
-    return {{count, count + batch}, {emitted, emitted + all}, {rows, rows + num_rows}};
+    return {{count, count + batch}, {emitted, emitted + num_emitted}, {rows, rows + num_rows}};
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
@@ -159,13 +159,12 @@ TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
 TrtProgram& TrtBackend::program(const Key& key,
                                 const std::function<TrtProgram::Work()>& make_work) {
     const std::pair full_key(columns_, key);
-    auto found = programs_.find(full_key);
-    if (found == programs_.end()) {
-        found =
-            programs_.emplace(full_key, TrtProgram(name_of(key), cuda_, uncaptured_, make_work()))
-                .first;
+    auto entry = programs_.find(full_key);
+    if (entry == programs_.end()) {
+        TrtProgram made(name_of(key), cuda_, uncaptured_, make_work());
+        entry = programs_.emplace(full_key, std::move(made)).first;
     }
-    return found->second;
+    return entry->second;
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
@@ -256,8 +255,8 @@ std::int64_t* TrtBackend::result(const std::string& name, std::size_t count) {
 }
 
 TrtEngine& TrtBackend::engine(const Graph& graph) {
-    const auto known = engines_.find(graph.file);
-    if (known != engines_.end()) return *known->second;
+    std::unique_ptr<TrtEngine>& loaded = engines_[graph.file];
+    if (loaded != nullptr) return *loaded;
     const auto file =
         std::find_if(engine_set_.engines.begin(), engine_set_.engines.end(),
                      [&](const EngineFile& each) { return each.graph == graph.file; });
@@ -269,10 +268,8 @@ TrtEngine& TrtBackend::engine(const Graph& graph) {
     const EngineShapes shapes =
         engine_shapes(graph, engine_set_.capacities.back(), capabilities_.least_width,
                       graph.file == manifest_.trunk.file);
-    return *engines_
-                .emplace(graph.file,
-                         std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file, shapes))
-                .first->second;
+    loaded = std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file, shapes);
+    return *loaded;
 }
 
 std::string find_engine_library(const Manifest& manifest, const LoadOptions& options) {

@@ -1,7 +1,6 @@
-// The TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after
-// pass.
+// The TensorRT backend: each pass replays trunk and tail of its plan as one captured CUDA graph.
 //
-// Windows, lengths, logits and the KV cache stay on the device. The graph copies what a pass emits
+// Ids, lengths, logits and the KV cache never leave the device. The graph copies what a pass emits
 // to pinned host memory, so the host only launches the graph and waits.
 #pragma once
 
@@ -20,7 +19,7 @@ namespace pass {
 // Runs the engines of one set.
 class TrtBackend : public Backend {
    public:
-    // Opens the engine set of `library` for this GPU. Throws Error if none fits or can be loaded.
+    // Opens the engine set for this GPU. Throws Error if none fits, or an engine cannot be loaded.
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const std::string& library,
                const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda);
     ~TrtBackend() override;
@@ -44,8 +43,8 @@ class TrtBackend : public Backend {
         std::unique_ptr<Cuda> cuda;
     };
     enum class Graphs { trunk, tail, pass, prefill };
-    // What a program runs: graphs, plan, batch size (prefill: the slot), sampler,
-    // log-probabilities, touched_count.
+    // What a program runs: graphs, plan, batch size (of a prefill: its slot), sampler, whether
+    // there are log-probabilities, touched_count.
     using Key = std::tuple<Graphs, std::string, int, Sampler, bool, std::size_t>;
 
     TrtBackend(std::filesystem::path bundle, const Manifest& manifest, const LoadOptions& options,
@@ -54,34 +53,35 @@ class TrtBackend : public Backend {
     static Key key_of(Graphs graphs, const PassKind& kind);
     // The name of a program for the log and `uncaptured`.
     std::string name_of(const Key& key) const;
-    // The program of `key`, which runs `make_work()`. There is one for every key and number of
-    // cache entries, because a captured graph contains addresses and shapes.
+    // The program of `key`. If there is none, `make_work` makes its work. There is one for every
+    // key and value of `columns_`, because a captured graph contains addresses and shapes.
     TrtProgram& program(const Key& key, const std::function<TrtProgram::Work()>& make_work);
     TrtProgram::Call bind_trunk(const Plan& plan, int batch, int slot, bool prefill);
     std::vector<TrtProgram::Call> bind_tails(const PassKind& kind);
     TrtProgram::Call bind_tail(const PassKind& kind, const Graph& graph, const Bindings& bindings);
-    // The shapes of the inputs and the addresses of all tensors.
+    // A call with the shapes of the inputs and the addresses of all tensors, but no profile yet.
     EngineCall call_of(const Bindings& bindings);
-    // Pinned host memory for an output of `count` numbers, the same in every pass.
+    // The pinned host memory for an output of `count` numbers, the same in every pass.
     std::int64_t* result(const std::string& name, std::size_t count);
     // The engine of `graph`, which is loaded when it is first used.
     TrtEngine& engine(const Graph& graph);
 
     std::filesystem::path bundle_;
     const EngineSet& engine_set_;
-    Cuda& cuda_;  // the memory of the base class
+    Cuda& cuda_;  // the base class's `memory_`
     std::unique_ptr<TrtApi> api_;
     TrtScratch scratch_{cuda_};
-    std::map<std::string, std::unique_ptr<TrtEngine>> engines_;    // by graph file
-    std::map<std::pair<std::int64_t, Key>, TrtProgram> programs_;  // by columns and key
-    std::map<std::pair<std::string, std::size_t>, std::int64_t*> results_;
-    std::int64_t capacity_ = 0, columns_ = 0;  // columns: the cache entries that a pass reads
+    std::map<std::string, std::unique_ptr<TrtEngine>> engines_;             // by graph file
+    std::map<std::pair<std::int64_t, Key>, TrtProgram> programs_;           // by columns and key
+    std::map<std::pair<std::string, std::size_t>, std::int64_t*> results_;  // by name and count
+    std::int64_t capacity_ = 0;
+    std::int64_t columns_ = 0;  // the engines' smallest capacity that holds `capacity_`
 };
 
-// The library whose engines in the bundle fit this machine; empty if there is none.
+// The name of the library whose engines in the bundle fit this machine; empty if none do.
 std::string find_engine_library(const Manifest& manifest, const LoadOptions& options);
 
-// Opens the backend with the engines of `library`.
+// Opens `library` and CUDA, and the backend with the bundle's engines for them.
 std::unique_ptr<Backend> open_trt_backend(const std::filesystem::path& bundle,
                                           const Manifest& manifest, const std::string& library,
                                           const LoadOptions& options);

@@ -10,7 +10,7 @@ namespace pass {
 
 namespace {
 
-// As Python writes a tuple.
+// The shape as Python writes a tuple.
 std::string shape_text(const std::vector<Dimension>& shape) {
     std::string text;
     for (const Dimension& size : shape) {
@@ -55,9 +55,9 @@ EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_
 }
 
 std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
-    const auto wanted = static_cast<std::size_t>(size);
-    if (block_.data() == nullptr || wanted > block_.size())
-        block_ = {cuda_.allocate(wanted), wanted};
+    const auto needed = static_cast<std::size_t>(size);
+    if (block_.data() == nullptr || needed > block_.size())
+        block_ = {cuda_.allocate(needed), needed};
     return block_;
 }
 
@@ -82,9 +82,9 @@ void TrtEngine::check(const EngineShapes& shapes) const {
                        " profiles and the manifest lists " + std::to_string(file_.profiles.size()));
     }
     const std::map<std::string, Shape> built = engine_->shapes();
-    EngineShapes all = shapes;
-    for (const auto& [name, shape] : built) all.try_emplace(name);
-    for (const auto& [name, shape] : all) {
+    EngineShapes all_names = shapes;
+    for (const auto& [name, shape] : built) all_names.try_emplace(name);
+    for (const auto& [name, shape] : all_names) {
         const auto has = built.find(name);
         const auto listed = shapes.find(name);
         if (has != built.end() && listed != shapes.end() && matches(has->second, listed->second))
@@ -126,9 +126,9 @@ std::string TrtEngine::reason() {
 }
 
 void TrtEngine::enqueue(const EngineCall& call) {
-    TrtContext& running = context(call);
-    api_.take_errors();
-    if (!running.enqueue(cuda_.stream())) throw refusal("failed to run", "enqueueV3");
+    TrtContext& bound = context(call);
+    api_.take_errors();  // so that `refusal` has the errors of this run alone
+    if (!bound.enqueue(cuda_.stream())) throw refusal("failed to run", "enqueueV3");
 }
 
 void TrtEngine::bind(TrtContext& context, const EngineCall& call) {
@@ -149,27 +149,24 @@ void TrtEngine::bind(TrtContext& context, const EngineCall& call) {
 }
 
 TrtContext& TrtEngine::context(const EngineCall& call) {
-    const auto known = contexts_.find(call);
-    if (known != contexts_.end()) return *known->second;
+    const auto bound = contexts_.find(call);
+    if (bound != contexts_.end()) return *bound->second;
     api_.take_errors();
-    std::unique_ptr<TrtContext> made = engine_->create_context();
-    if (made == nullptr) throw refusal("gets no execution context", "createExecutionContext");
-    made->set_scratch(scratch_.data(), static_cast<std::int64_t>(scratch_.size()));
-    bind(*made, call);
-    return *contexts_.emplace(call, std::move(made)).first->second;
+    std::unique_ptr<TrtContext> created = engine_->create_context();
+    if (created == nullptr) throw refusal("gets no execution context", "createExecutionContext");
+    created->set_scratch(scratch_.data(), static_cast<std::int64_t>(scratch_.size()));
+    bind(*created, call);
+    return *contexts_.emplace(call, std::move(created)).first->second;
 }
 
 void TrtProgram::run() {
-    if (graph_ != nullptr) {
+    if (graph_ != nullptr)
         cuda_.launch(graph_);
-        cuda_.synchronize();
-        return;
-    }
-    enqueue();
+    else
+        enqueue();
     cuda_.synchronize();
-    runs_ += 1;
     // The first run with new shapes may do work that a capture does not allow.
-    if (runs_ == 2) capture();
+    if (graph_ == nullptr && ++runs_ == 2) capture();
 }
 
 void TrtProgram::capture() {

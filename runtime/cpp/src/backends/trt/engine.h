@@ -1,4 +1,4 @@
-// A deserialized TensorRT engine, and programs of engine calls that are replayed as CUDA graphs.
+// A TensorRT engine with its contexts, and calls that are replayed as CUDA graphs.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@
 
 namespace pass {
 
-// The arguments of one run of an engine: a profile, input shapes, and the address of every tensor.
+// The arguments of an engine: a profile, its inputs' shapes, and the address of each tensor.
 struct EngineCall {
     int profile = 0;
     std::map<std::string, Shape> shapes;
@@ -24,16 +24,16 @@ struct EngineCall {
     auto operator<=>(const EngineCall&) const = default;
 };
 
-// The shapes of an engine's tensors, by name. A dimension that has a name is dynamic.
+// The shapes of an engine's tensors, by name. A size that is a name is dynamic.
 using EngineShapes = std::map<std::string, std::vector<Dimension>>;
 
-// The shapes of `graph` in an engine for a KV capacity of `capacity` tokens: windows have at least
-// `least_width` rows, and the trunk has the additional input `columns`, whose length says how many
-// cache entries a pass reads.
+// The shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens, whose windows
+// have at least `least_width` rows. The trunk has one more input, `columns`; its length says how
+// many cache entries the pass reads.
 EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk);
 
 // Device memory for activations, which all contexts of all engines share, because only one runs at
-// a time. If an engine needs more, a new block is allocated; older contexts keep theirs.
+// a time. If an engine needs a larger block, a new one is allocated; older contexts keep theirs.
 class TrtScratch {
    public:
     explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
@@ -46,33 +46,33 @@ class TrtScratch {
 };
 
 // One engine file. Every distinct call has its own execution context, which is bound once, because
-// a captured CUDA graph is valid only while its context keeps profile, shapes and addresses.
+// a CUDA graph is valid only while the context that it was captured from keeps its arguments.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine cannot be loaded or differs.
+    // shapes: from `engine_shapes`. Throws Error if the engine does not load, or differs.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
               const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The first profile that admits `sizes` (by symbolic dimension). Throws Error if none does.
+    // The first profile that admits `sizes`, by symbolic dimension. Throws Error if none does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Put one run on the stream. Throws Error if the library refuses it.
     void enqueue(const EngineCall& call);
-    // Whether a CUDA graph can contain the call: see TrtContext.
+    // Whether the call can be captured as a CUDA graph.
     bool capturable(const EngineCall& call) { return context(call).capturable(cuda_.stream()); }
 
    private:
     // Throws Error if the engine's profiles, aliases or shapes are not those of the manifest.
     void check(const EngineShapes& shapes) const;
     void bind(TrtContext& context, const EngineCall& call);
-    // The context that is bound to `call` only.
+    // The context for `call`, which is made and bound when it is first used.
     TrtContext& context(const EngineCall& call);
-    // The error to throw if the library's `function` failed, with the reason.
+    // The error to throw if the library's `function` failed. what: what the engine did not do.
     Error refusal(const std::string& what, const char* function);
-    // Why the last call failed, says the library or CUDA. Throws DeviceLost if the device is lost.
+    // What the library and CUDA say of the last failure. Throws DeviceLost if the device is lost.
     std::string reason();
-    // The error to throw if the engine has to be built again.
+    // The error to throw if the engine has to be built again. what: what is wrong with it.
     Error outdated(const std::string& what) const;
 
     TrtApi& api_;
@@ -85,7 +85,7 @@ class TrtEngine {
 };
 
 // Engine calls one after another, then copies of their results to the host. After two runs the work
-// is captured as a CUDA graph, which further runs replay. If that fails, the work runs as before.
+// is captured as a CUDA graph, which later runs replay. If that fails, they do the same as before.
 class TrtProgram {
    public:
     using Call = std::pair<TrtEngine*, EngineCall>;
@@ -100,25 +100,25 @@ class TrtProgram {
         std::vector<Copy> copies = {};
     };
 
-    // uncaptured: receives the name, and the reason if the work cannot be captured.
+    // uncaptured: receives `name` and the reason if the work cannot be captured.
     TrtProgram(std::string name, Cuda& cuda, std::map<std::string, std::string>& uncaptured,
                Work work)
         : name_(std::move(name)), cuda_(cuda), uncaptured_(uncaptured), work_(std::move(work)) {}
 
-    // Run everything, and return when the device is done.
+    // Run the work, and return when the device has done it.
     void run();
 
    private:
     void enqueue();
-    // Capture the program, after a run that succeeded. A failure is only logged.
+    // Capture the work. If that fails, only note the reason in `uncaptured` and in the log.
     void capture();
 
     std::string name_;
     Cuda& cuda_;
     std::map<std::string, std::string>& uncaptured_;
     Work work_;
-    int runs_ = 0;
-    void* graph_ = nullptr;
+    int runs_ = 0;           // without the graph
+    void* graph_ = nullptr;  // null until the work is captured
 };
 
 }  // namespace pass

@@ -11,7 +11,7 @@
 
 namespace pass {
 
-// nvinfer.cpp defines each of these, compiled with the headers of its library's version.
+// nvinfer.cpp, compiled once for each version whose headers are given, defines these functions.
 #ifdef PASS_TENSORRT_11
 std::unique_ptr<TrtApi> make_tensorrt_11(void* handle);
 #else
@@ -29,7 +29,7 @@ constexpr std::unique_ptr<TrtApi> (*make_tensorrt_rtx_1)(void*) = nullptr;
 #endif
 
 const std::vector<TrtLibrary>& trt_libraries() {
-    static const std::vector<TrtLibrary> known{
+    static const std::vector<TrtLibrary> all{
         {"tensorrt",
          "PASS_TENSORRT",
          "PASS_TENSORRT_INCLUDE",
@@ -41,7 +41,7 @@ const std::vector<TrtLibrary>& trt_libraries() {
          {{1, "libtensorrt_rtx.so.1", make_tensorrt_rtx_1}},
          5},
     };
-    return known;
+    return all;
 }
 
 const TrtLibrary* find_trt_library(const std::string& name) {
@@ -58,8 +58,7 @@ Error without_headers(const TrtLibrary& library, const std::string& version) {
                  library.headers + "=DIRECTORY, or use --device cpu");
 }
 
-// The files to try: `path`, or else the one in the library's environment variable, or else those of
-// the versions whose headers libpass was built with.
+// The files to try to open (see `open_trt`).
 std::vector<std::string> files_of(const TrtLibrary& library, const std::filesystem::path& path) {
     if (!path.empty()) return {path.string()};
     const char* named = std::getenv(library.variable);
@@ -82,8 +81,8 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
                       set_path = std::string("; set ") + library.variable + " to ";
     std::string file, failures;
     void* handle = nullptr;
-    for (const std::string& each : files_of(library, path)) {
-        file = each;
+    for (const std::string& candidate : files_of(library, path)) {
+        file = candidate;
         handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
         if (handle != nullptr) break;
         failures += (failures.empty() ? "" : "; ") + std::string(dlerror());
@@ -92,18 +91,19 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
         throw Error(name + " cannot be opened (" + failures + ")" + set_path + "its library, as " +
                     built->file);
     }
-    const auto number = [&](const char* part) {
-        const auto ask = reinterpret_cast<int (*)()>(dlsym(handle, part));
-        if (ask == nullptr) throw Error(file + " is not " + name + set_path + built->file);
-        return ask();
+    const auto number_of = [&](const char* function) {
+        const auto get = reinterpret_cast<int (*)()>(dlsym(handle, function));
+        if (get == nullptr) throw Error(file + " is not " + name + set_path + built->file);
+        return get();
     };
-    const int major = number("getInferLibMajorVersion"), minor = number("getInferLibMinorVersion");
+    const int major = number_of("getInferLibMajorVersion"),
+              minor = number_of("getInferLibMinorVersion");
     const TrtVersion &newest = library.versions.front(), &oldest = library.versions.back();
-    if (major < oldest.major || (major == oldest.major && minor < library.minor) ||
+    if (major < oldest.major || (major == oldest.major && minor < library.min_minor) ||
         major > newest.major) {
         throw Error(file + " is version " + std::to_string(major) + "." + std::to_string(minor) +
                     ", and " + name + " is run from " + std::to_string(oldest.major) + "." +
-                    std::to_string(library.minor) + " (the first with a KV cache layer) to " +
+                    std::to_string(library.min_minor) + " (the first with a KV cache layer) to " +
                     std::to_string(newest.major) + set_path + built->file);
     }
     const auto version = std::find_if(library.versions.begin(), library.versions.end(),
@@ -119,7 +119,7 @@ std::string how_to_build(const std::filesystem::path& bundle, const std::string&
     return "; run: pass-export build " + bundle.string() + " --engine " + library;
 }
 
-// Throws Error if an engine is not the file that was built. hashes: compare them, not only sizes.
+// Throws Error if an engine is not the file that was built. hashes: false compares sizes only.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
     const std::string build = how_to_build(bundle, engines.library);
@@ -165,7 +165,6 @@ const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manif
                                 const std::string& library, const std::string& version,
                                 const std::optional<Gpu>& gpu, bool verify,
                                 const std::string& why_absent) {
-    const std::string place = bundle.string();
     const std::string build = how_to_build(bundle, library);
     const EngineSet *newest = nullptr, *fitting = nullptr;
     for (const EngineSet& engines : manifest.engines) {
@@ -173,12 +172,12 @@ const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manif
         newest = &engines;
         if (gpu && why_not(engines, manifest, version, *gpu).empty()) fitting = &engines;
     }
-    if (newest == nullptr) throw Error(place + " has no " + library + " engines" + build);
+    if (newest == nullptr) throw Error(bundle.string() + " has no " + library + " engines" + build);
     if (!gpu)
         throw Error(library + " needs an NVIDIA GPU, and none is visible (" + why_absent +
                     "); use --device cpu");
     if (fitting == nullptr) {
-        throw Error("the " + library + " engines in " + place + " " +
+        throw Error("the " + library + " engines in " + bundle.string() + " " +
                     why_not(*newest, manifest, version, *gpu) + build);
     }
     verify_engines(bundle, *fitting, verify);

@@ -1,4 +1,5 @@
-// Opens TensorRT or TensorRT-RTX, and chooses the engine set of a bundle that fits this machine.
+// The libraries that run engines, TensorRT and TensorRT-RTX: opens them, and chooses the engine set
+// of a bundle that fits this machine.
 #pragma once
 
 #include <filesystem>
@@ -14,36 +15,34 @@
 
 namespace pass {
 
-// A major version of a library. file: its name, for the loader. make: opens a runtime; null if
-// libpass was built without the headers of this version.
+// A major version of a library.
 struct TrtVersion {
     int major;
-    const char* file;
+    const char* file;  // its name, by which the loader finds it
+    // Starts the opened library; null if libpass was built without the headers of this version.
     std::unique_ptr<TrtApi> (*make)(void* handle);
 };
 
-// variable: the environment variable with the library's path. headers: the CMake variable for its
-// headers. versions: the newest first. minor: the least minor version of the oldest, the first with
-// a KV cache update layer.
 struct TrtLibrary {
     const char* name;
-    const char* variable;
-    const char* headers;
-    std::vector<TrtVersion> versions;
-    int minor;
+    const char* variable;              // the environment variable that may have its path
+    const char* headers;               // the CMake variable for the directory of its headers
+    std::vector<TrtVersion> versions;  // the newest first
+    int min_minor;  // of the oldest major version: the first minor one with a KV cache layer
 };
 
 const std::vector<TrtLibrary>& trt_libraries();
 // Null if there is no library of this name.
 const TrtLibrary* find_trt_library(const std::string& name);
 
-// Opens `library`. path: its file; empty: the one in `library.variable`, then those of the versions
-// whose headers libpass was built with. Throws Error if libpass was built without its headers, or
-// it cannot be opened or has another version.
+// Opens `library`. path: its file; empty: the one in `library.variable`, else the first that is
+// found of the versions whose headers libpass was built with. Throws Error if libpass was built
+// without its headers, or it cannot be opened, or its version is not one of these.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
 // The newest engine set of `library` for `version` and `gpu`. Throws Error if none fits, or an
-// engine is not the file that was built. verify: compare hashes. why_absent: why there is no `gpu`.
+// engine is not the file that was built. verify: compare hashes. why_absent: the reason if `gpu` is
+// none.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version,
                                 const std::optional<Gpu>& gpu, bool verify,

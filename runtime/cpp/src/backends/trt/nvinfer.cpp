@@ -1,7 +1,7 @@
-// Implements api.h with NVIDIA's headers. It is compiled once for each library whose headers are
-// given, and defines the function that PASS_TRT_MAKE names. The build renames the namespace
-// `nvinfer1` in each, because the libraries have classes of the same names, whose inline functions
-// the linker would merge.
+// Implements api.h with NVIDIA's headers. This file is compiled once for each library whose headers
+// are given, and defines the function that PASS_TRT_MAKE names. Each time the build gives the
+// namespace `nvinfer1` another name, because the linker would merge the inline functions of classes
+// that have the same name in all libraries.
 #include <NvInferRuntime.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -17,6 +17,7 @@
 #include "backends/trt/api.h"
 #include "errors.h"
 #include "log.h"
+#include "utf8.h"
 
 namespace pass {
 
@@ -26,7 +27,7 @@ namespace nv = nvinfer1;
 
 constexpr std::size_t max_kept_errors = 4;  // the last ones, for error messages
 
-// Writes messages to the log, and keeps the last errors.
+// Receives the library's messages: writes them to the log, and keeps the last errors.
 class Logger : public nv::ILogger {
    public:
     void log(Severity severity, const char* message) noexcept override {
@@ -38,6 +39,7 @@ class Logger : public nv::ILogger {
         if (level >= log_level()) pass::log(level, std::string("tensorrt: ") + message);
     }
 
+    // The errors that were kept since the last call, in one line.
     std::string take() {
         const std::lock_guard lock(mutex_);
         std::string line;
@@ -49,14 +51,10 @@ class Logger : public nv::ILogger {
    private:
     void keep(const char* message) noexcept {
         try {
-            std::string line = message;
-            for (char& character : line) {
-                if (character == '\n') character = ' ';
-            }
             const std::lock_guard lock(mutex_);
-            errors_.push_back(std::move(line));
+            errors_.push_back(one_line(message));
             if (errors_.size() > max_kept_errors) errors_.pop_front();
-        } catch (const std::exception&) {  // no memory for a message
+        } catch (const std::exception&) {  // There is no memory for the message.
         }
     }
 
@@ -65,36 +63,37 @@ class Logger : public nv::ILogger {
 };
 
 #ifdef TRT_MAJOR_RTX
-// A cache of compiled kernels. By default TensorRT-RTX compiles them in the background, and runs a
-// slower kernel until then, which a captured graph would keep. Contexts made with `config` compile
-// before they run. If the file cannot be read or written, kernels are only compiled again.
-class Kernels {
+// A cache of compiled kernels. By default TensorRT-RTX compiles a kernel in the background, and
+// runs a slower one until then, which a captured graph would keep. Contexts made with `config`
+// compile before they run. If the file cannot be read or written, kernels are only compiled again.
+class KernelCache {
    public:
     void use(const std::filesystem::path& file) { file_ = file; }
 
     std::unique_ptr<nv::IRuntimeConfig> config(nv::ICudaEngine& engine) {
-        std::unique_ptr<nv::IRuntimeConfig> made(engine.createRuntimeConfig());
-        if (made == nullptr) return nullptr;
-        made->setExecutionContextAllocationStrategy(
+        std::unique_ptr<nv::IRuntimeConfig> config(engine.createRuntimeConfig());
+        if (config == nullptr) return nullptr;
+        config->setExecutionContextAllocationStrategy(
             nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
-        made->setDynamicShapesKernelSpecializationStrategy(
+        config->setDynamicShapesKernelSpecializationStrategy(
             nv::DynamicShapesKernelSpecializationStrategy::kEAGER);
-        if (cache_ == nullptr) load(*made);
-        if (cache_ == nullptr || !made->setRuntimeCache(*cache_)) {
+        if (cache_ == nullptr) load(*config);
+        if (cache_ == nullptr || !config->setRuntimeCache(*cache_)) {
             pass::log(
                 LogLevel::warning,
                 "the library refuses a cache of kernels, so every process compiles them again");
         }
-        return made;
+        return config;
     }
 
     void save() {
-        const std::unique_ptr<nv::IHostMemory> found(cache_ == nullptr ? nullptr
-                                                                       : cache_->serialize());
-        if (found == nullptr || file_.empty()) return;
-        const char* first = static_cast<const char*>(found->data());
-        const std::vector<char> bytes(first, first + found->size());
+        const std::unique_ptr<nv::IHostMemory> content(cache_ == nullptr ? nullptr
+                                                                         : cache_->serialize());
+        if (content == nullptr || file_.empty()) return;
+        const char* first = static_cast<const char*>(content->data());
+        const std::vector<char> bytes(first, first + content->size());
         if (bytes == saved_) return;
+        // The file is renamed once complete, because other processes may read it.
         const std::filesystem::path part = file_.string() + ".part-" + std::to_string(getpid());
         std::ofstream(part, std::ios::binary)
             .write(first, static_cast<std::streamsize>(bytes.size()));
@@ -115,7 +114,7 @@ class Kernels {
         cache_.reset(config.createRuntimeCache());
         std::ifstream file(file_, std::ios::binary);
         saved_.assign(std::istreambuf_iterator<char>(file), {});
-        // The library refuses a cache of another GPU, driver or version. It is replaced later.
+        // The library refuses a cache of another GPU, driver or version. `save` then replaces it.
         if (cache_ == nullptr || saved_.empty() ||
             !cache_->deserialize(saved_.data(), saved_.size()))
             saved_.clear();
@@ -123,10 +122,11 @@ class Kernels {
 
     std::filesystem::path file_;
     std::unique_ptr<nv::IRuntimeCache> cache_;
-    std::vector<char> saved_;
+    std::vector<char> saved_;  // the file's content, if the library accepts it
 };
 
-constexpr bool capturable_by_default = false;  // RTX before 1.2 may allocate while it runs
+// What versions without `isStreamCapturable` would say: they may allocate memory in a run.
+constexpr bool capturable_by_default = false;
 #else
 constexpr bool capturable_by_default = true;
 #endif
@@ -152,16 +152,16 @@ class Context : public TrtContext {
         return context_->setTensorAddress(tensor.c_str(), address);
     }
     bool capturable(void* stream) override {
-        return ask_capturable(*context_, static_cast<cudaStream_t>(stream));
+        return is_capturable(*context_, static_cast<cudaStream_t>(stream));
     }
     bool enqueue(void* stream) override {
         return context_->enqueueV3(static_cast<cudaStream_t>(stream));
     }
 
    private:
-    // A template, so that it compiles with headers that lack the function.
-    template <class Asked>
-    static bool ask_capturable(Asked& context, cudaStream_t stream) {
+    // This is a template, so that it compiles with headers that lack the method.
+    template <class AnyContext>
+    static bool is_capturable(AnyContext& context, cudaStream_t stream) {
         if constexpr (requires { context.isStreamCapturable(stream); })
             return context.isStreamCapturable(stream);
         return capturable_by_default;
@@ -174,7 +174,7 @@ class CudaEngine : public TrtCudaEngine {
    public:
     explicit CudaEngine(nv::ICudaEngine* engine) : engine_(engine) {}
 #ifdef TRT_MAJOR_RTX
-    CudaEngine(nv::ICudaEngine* engine, Kernels& kernels)
+    CudaEngine(nv::ICudaEngine* engine, KernelCache& kernels)
         : engine_(engine), config_(kernels.config(*engine)) {}
 #endif
 
@@ -190,7 +190,7 @@ class CudaEngine : public TrtCudaEngine {
         return result;
     }
     std::optional<std::map<std::string, std::string>> aliases() const override {
-        return ask_aliases(*engine_);
+        return aliases_of(*engine_);
     }
     std::unique_ptr<TrtContext> create_context() override {
 #ifdef TRT_MAJOR_RTX
@@ -204,8 +204,9 @@ class CudaEngine : public TrtCudaEngine {
     }
 
    private:
-    template <class Asked>
-    static std::optional<std::map<std::string, std::string>> ask_aliases(Asked& engine) {
+    // This is a template, so that it compiles with headers that lack the method.
+    template <class AnyEngine>
+    static std::optional<std::map<std::string, std::string>> aliases_of(AnyEngine& engine) {
         std::optional<std::map<std::string, std::string>> result;
         if constexpr (requires { engine.getAliasedInputTensor(""); }) {
             result.emplace();
@@ -244,18 +245,18 @@ class Api : public TrtApi {
         std::string result;
         for (const char* part : {"Major", "Minor", "Patch", "Build"}) {
             const std::string name = "getInferLib" + std::string(part) + "Version";
-            const auto ask = reinterpret_cast<std::int32_t (*)()>(dlsym(handle_, name.c_str()));
-            if (ask != nullptr) result += (result.empty() ? "" : ".") + std::to_string(ask());
+            const auto get = reinterpret_cast<std::int32_t (*)()>(dlsym(handle_, name.c_str()));
+            if (get != nullptr) result += (result.empty() ? "" : ".") + std::to_string(get());
         }
         return result;
     }
-    std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> engine) override {
-        auto* deserialized = runtime_->deserializeCudaEngine(engine.data(), engine.size());
-        if (deserialized == nullptr) return nullptr;
+    std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> content) override {
+        auto* engine = runtime_->deserializeCudaEngine(content.data(), content.size());
+        if (engine == nullptr) return nullptr;
 #ifdef TRT_MAJOR_RTX
-        return std::make_unique<CudaEngine>(deserialized, kernels_);
+        return std::make_unique<CudaEngine>(engine, kernels_);
 #else
-        return std::make_unique<CudaEngine>(deserialized);
+        return std::make_unique<CudaEngine>(engine);
 #endif
     }
     std::string take_errors() override { return logger_.take(); }
@@ -272,7 +273,7 @@ class Api : public TrtApi {
     Logger logger_;
     std::unique_ptr<nv::IRuntime> runtime_;
 #ifdef TRT_MAJOR_RTX
-    Kernels kernels_;
+    KernelCache kernels_;
 #endif
 };
 
