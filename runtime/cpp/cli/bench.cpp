@@ -1,4 +1,4 @@
-// pass-cpp bench: times plans in alternation, so that other load on the machine affects all alike.
+// pass-cpp bench: times plans in turn, so that other load on the machine affects all of them.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,22 +32,24 @@ struct BenchFlags {
     std::string output;
 };
 
-// All prompts decoded once with one plan. seconds: by which plans are compared.
+// The measurements of decoding all prompts once with one plan.
 struct Round {
-    Stats stats;
-    double seconds = 0, decode_seconds = 0, host_seconds = 0;
+    Stats stats;         // the sum over all prompts
+    double seconds = 0;  // the time by which plans are compared
+    double decode_seconds = 0, host_seconds = 0;
+    std::vector<Ids> texts;  // the tokens written for each prompt
 
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };
 
-// A plan to compare, and its measurements. batch: sequences at a time; 0 decodes one by one and
-// times only decoding. texts: the tokens written for each prompt.
+// A plan to compare. batch: how many sequences are decoded together; 0 decodes one after another,
+// and compares plans by the time of decoding alone, without prefill.
 struct Contender {
     std::string name;
     GenerateOptions options;
     int batch = 0;
-    std::vector<Round> rounds;
-    std::vector<Ids> texts;
+    std::vector<Ids> texts;  // of the first round, which only warms up
+    std::vector<Round> rounds{};
 };
 
 double now() {
@@ -61,16 +63,13 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Runs `batch` prompts at a time, which begin together and write equally many tokens.
-Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts,
-                std::vector<Ids>& texts) {
+Round run_round(Session& session, const Contender& contender, const std::vector<Ids>& prompts) {
     Round round;
-    const std::size_t group = contender.batch == 0 ? 1 : static_cast<std::size_t>(contender.batch);
+    const auto at_a_time = static_cast<std::size_t>(std::max(contender.batch, 1));
     const double started = now();
-    texts.clear();
-    for (std::size_t first = 0; first < prompts.size(); first += group) {
+    for (std::size_t first = 0; first < prompts.size(); first += at_a_time) {
         std::vector<Generation> running;
-        for (std::size_t i = first; i < std::min(first + group, prompts.size()); ++i)
+        for (std::size_t i = first; i < std::min(first + at_a_time, prompts.size()); ++i)
             running.push_back(session.submit({prompts[i], contender.options}));
         for (Generation& generation : running) {
             generation.run();
@@ -80,7 +79,7 @@ Round run_round(Session& session, const Contender& contender, const std::vector<
             round.stats.add(stats);
             round.decode_seconds += stats.decode_seconds;
             round.host_seconds += stats.host_seconds();
-            texts.push_back(generation.token_ids());
+            round.texts.push_back(generation.token_ids());
         }
     }
     round.seconds = contender.batch == 0 ? round.decode_seconds : now() - started;
@@ -93,16 +92,16 @@ std::string name_of(const Session& session, const GenerateOptions& options) {
         return !options.draft || *options.draft == "both" ? "auto"
                                                           : "auto (" + *options.draft + ")";
     }
-    auto [name, drafts] = session.mode(options);
-    const bool both = name.ends_with("+ngram");
-    if (both) name.resize(name.size() - 6);
+    const auto [mode, drafts] = session.mode(options);  // the mode may be `fused+ngram`
+    const std::size_t plus = mode.find('+');
+    std::string name = mode.substr(0, plus);
     if (name.find(':') == std::string::npos && drafts > 0) name += " L=" + std::to_string(drafts);
-    return name + (both ? " +ngram" : "");
+    return plus == std::string::npos ? name : name + " " + mode.substr(plus);
 }
 
-// The numbers of --batch; none if sequences are decoded one by one.
+// The numbers of --batch; {0} without --batch.
 std::vector<int> batches_of(const BenchFlags& flags) {
-    if (!flags.batches) return {};
+    if (!flags.batches) return {0};
     std::vector<int> result;
     for (std::int64_t size : parse_numbers(*flags.batches).value_or(Ids{0})) {
         if (size < 1 || size > std::numeric_limits<int>::max()) {
@@ -114,34 +113,34 @@ std::vector<int> batches_of(const BenchFlags& flags) {
     return result;
 }
 
+// All combinations of the flags' values, each name once.
 std::vector<Contender> contenders_of(const Session& session, const BenchFlags& flags) {
-    const auto or_default = [](auto values, auto otherwise) {
-        return values.empty() ? otherwise : values;
-    };
-    const SamplingParams sampling = flags.sampling.params().seeded();  // the same seed for all
+    std::vector<std::string> plans = flags.plans, drafts = flags.drafts;
+    std::vector<int> lookaheads = flags.lookaheads;
+    if (plans.empty()) plans = {"ar", "two-pass", "fused", "auto"};
+    if (drafts.empty()) drafts = {""};  // the plan's default
+    if (lookaheads.empty()) lookaheads = {session.bundle().lookahead()};
+    GenerateOptions options;
+    options.max_new_tokens = flags.max_new_tokens;
+    options.sampling = flags.sampling.params().seeded();  // the same seed for all
+    options.ignore_eos = true;
     std::vector<Contender> result;
-    for (int batch : or_default(batches_of(flags), std::vector<int>{0})) {
-        for (const std::string& plan :
-             or_default(flags.plans, std::vector<std::string>{"ar", "two-pass", "fused", "auto"})) {
-            for (const std::string& draft :
-                 or_default(flags.drafts, std::vector<std::string>{""})) {
-                for (int lookahead :
-                     or_default(flags.lookaheads, std::vector<int>{session.bundle().lookahead()})) {
-                    Contender one;
-                    one.options.max_new_tokens = flags.max_new_tokens;
-                    one.options.sampling = sampling;
-                    one.options.plan = plan;
-                    one.options.lookahead = lookahead;
-                    if (plan != "ar" && !draft.empty()) one.options.draft = draft;
-                    one.options.ignore_eos = true;
-                    one.batch = batch;
-                    one.name = name_of(session, one.options) +
-                               (batch > 0 ? " x" + std::to_string(batch) : "");
-                    const auto same = [&](const Contender& other) {
-                        return other.name == one.name;
-                    };
-                    if (std::none_of(result.begin(), result.end(), same))
-                        result.push_back(std::move(one));
+    const auto add = [&](int batch) {
+        std::string name = name_of(session, options);
+        if (batch > 0) name += " x" + std::to_string(batch);
+        const auto has_name = [&](const Contender& other) { return other.name == name; };
+        if (std::none_of(result.begin(), result.end(), has_name))
+            result.push_back({name, options, batch, {}});
+    };
+    for (int batch : batches_of(flags)) {
+        for (const std::string& plan : plans) {
+            for (const std::string& draft : drafts) {
+                for (int lookahead : lookaheads) {
+                    options.plan = plan;
+                    options.lookahead = lookahead;
+                    options.draft.reset();
+                    if (plan != "ar" && !draft.empty()) options.draft = draft;
+                    add(batch);
                 }
             }
         }
@@ -149,37 +148,40 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
     return result;
 }
 
-Json measured(const Contender& contender, const Contender& baseline) {
-    // each: rates of one sequence. decode, host: ms of a pass.
-    std::vector<double> rates, ratios, each, decode, host;
-    Stats stats;  // of all rounds, because `auto` runs other passes in each
+// The report's entry of a plan. Numbers of rounds are given as medians.
+Json report_of(const Contender& contender, const Contender& baseline) {
+    std::vector<double> rates, ratios, sequence_rates, pass_milliseconds, host_milliseconds;
+    Stats stats;  // the sum of all rounds, because `auto` runs other passes in each
     stats.plan = contender.rounds.front().stats.plan;
     stats.lookahead = contender.rounds.front().stats.lookahead;
     for (std::size_t i = 0; i < contender.rounds.size(); ++i) {
         const Round& round = contender.rounds[i];
         rates.push_back(round.rate());
         ratios.push_back(round.rate() / baseline.rounds[i].rate());
-        each.push_back(static_cast<double>(round.stats.generated_tokens) / round.decode_seconds);
-        decode.push_back(1e3 * round.decode_seconds / static_cast<double>(round.stats.passes));
-        host.push_back(1e3 * round.host_seconds / static_cast<double>(round.stats.passes));
+        const auto tokens = static_cast<double>(round.stats.generated_tokens),
+                   passes = static_cast<double>(round.stats.passes);
+        sequence_rates.push_back(tokens / round.decode_seconds);
+        pass_milliseconds.push_back(1e3 * round.decode_seconds / passes);
+        host_milliseconds.push_back(1e3 * round.host_seconds / passes);
         stats.add(round.stats);
     }
     return {{"plan", contender.name},
             {"batch", contender.batch == 0 ? Json() : Json(contender.batch)},
             {"tokens_per_second", median(rates)},
-            {"tokens_per_second_each", median(each)},
+            {"tokens_per_second_each", median(sequence_rates)},
             {"ratio", median(ratios)},
-            {"milliseconds_per_pass", median(decode)},
-            {"host_milliseconds_per_pass", median(host)},
+            {"milliseconds_per_pass", median(pass_milliseconds)},
+            {"host_milliseconds_per_pass", median(host_milliseconds)},
             {"tau", stats.tau()},
             {"mean_acceptance_length", stats.mean_acceptance_length()},
             {"draft_acceptance_rate", stats.draft_acceptance_rate()},
             {"acceptance_per_position", stats.acceptance_per_position()}};
 }
 
-// Plans that wrote another text than the first plan. With exact match only rounding can cause that.
-std::vector<std::string> differing(const Session& session,
-                                   const std::vector<Contender>& contenders) {
+// For each text that a plan wrote differently than the first plan, where they differ. Only rounding
+// can cause that, but for sampling with the rejection rule, where texts may differ: then empty.
+std::vector<std::string> differences(const Session& session,
+                                     const std::vector<Contender>& contenders) {
     std::vector<std::string> result;
     const Contender& first = contenders.front();
     if (session.bundle().rule() == "rejection" && first.options.sampling.temperature > 0)
@@ -188,48 +190,45 @@ std::vector<std::string> differing(const Session& session,
         for (std::size_t i = 0; i < first.texts.size(); ++i) {
             const Ids &ours = other.texts[i], &theirs = first.texts[i];
             if (ours == theirs) continue;
-            const auto at =
-                std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first -
-                ours.begin();
+            const auto differs =
+                std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first;
             result.push_back(other.name + ": prompt " + std::to_string(i) + " from token " +
-                             std::to_string(at));
+                             std::to_string(differs - ours.begin()));
         }
     }
     return result;
 }
+
+const char* text_of(const Json& value) { return value.get_ref<const std::string&>().c_str(); }
 
 // Prints what ran without a CUDA graph, and why; nothing on the CPU, which has no CUDA graphs.
 void print_captures(const Json& report) {
     if (report["device"] == "cpu") return;
     if (report["uncaptured"].empty()) std::printf("passes were captured as CUDA graphs\n");
     for (const auto& [name, reason] : report["uncaptured"].items())
-        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(),
-                    reason.get<std::string>().c_str());
+        std::printf("%s ran without a CUDA graph: %s\n", name.c_str(), text_of(reason));
 }
 
 void print_table(const Json& report) {
-    std::printf("%s on %s: %s\n", report["bundle"].get<std::string>().c_str(),
-                report["device"].get<std::string>().c_str(),
-                report["machine"].get<std::string>().c_str());
+    std::printf("%s on %s: %s\n", text_of(report["bundle"]), text_of(report["device"]),
+                text_of(report["machine"]));
     std::printf("%-22s %10s %7s %9s %7s %6s  %s\n", "plan", "tokens/s", "ratio", "ms/pass", "host",
                 "tau", "acceptance by position");
     for (const Json& plan : report["plans"]) {
-        std::string rates;
-        char text[16];
-        for (const Json& rate : plan["acceptance_per_position"]) {
-            std::snprintf(text, sizeof text, "%.2f ", rate.get<double>());
-            rates += text;
+        std::string acceptance;
+        char number[16];
+        for (const Json& fraction : plan["acceptance_per_position"]) {
+            std::snprintf(number, sizeof number, "%.2f ", fraction.get<double>());
+            acceptance += number;
         }
-        std::printf("%-22s %10.1f %7.2f %9.2f %7.3f %6.2f  %s\n",
-                    plan["plan"].get<std::string>().c_str(),
+        std::printf("%-22s %10.1f %7.2f %9.2f %7.3f %6.2f  %s\n", text_of(plan["plan"]),
                     plan["tokens_per_second"].get<double>(), plan["ratio"].get<double>(),
                     plan["milliseconds_per_pass"].get<double>(),
                     plan["host_milliseconds_per_pass"].get<double>(), plan["tau"].get<double>(),
-                    rates.empty() ? "-" : rates.c_str());
+                    acceptance.empty() ? "-" : acceptance.c_str());
     }
     for (const Json& difference : report["differing"])
-        std::printf("another text, which only rounding may cause: %s\n",
-                    difference.get<std::string>().c_str());
+        std::printf("another text, which only rounding may cause: %s\n", text_of(difference));
     print_captures(report);
     if (report["differing"].empty())
         std::printf("every plan wrote the same text, token for token\n");
@@ -241,10 +240,10 @@ std::vector<Ids> prompts_of(const Session& session, const BenchFlags& flags) {
         result.push_back(parse_ids("--prompt-ids", text));
     if (!result.empty() && flags.prompts.empty()) return result;
     const Tokenizer tokenizer(flags.engine.bundle, "", flags.engine.options.onnxruntime);
-    const std::vector<std::string> otherwise{
+    const std::vector<std::string> default_prompts{
         "The history of the Roman Empire begins with", "def quicksort(items):\n    ",
         "To bake a loaf of bread, first", "Photosynthesis is the process by which"};
-    for (const std::string& text : flags.prompts.empty() ? otherwise : flags.prompts)
+    for (const std::string& text : flags.prompts.empty() ? default_prompts : flags.prompts)
         result.push_back(encode(tokenizer, session.bundle(), text));
     return result;
 }
@@ -253,25 +252,22 @@ void bench(const BenchFlags& flags) {
     if (flags.repeat < 1)
         throw Error("--repeat must be at least 1, not " + std::to_string(flags.repeat));
     const std::vector<int> batches = batches_of(flags);
-    const std::size_t most =
-        batches.empty()
-            ? 0
-            : static_cast<std::size_t>(*std::max_element(batches.begin(), batches.end()));
+    const int max_batch = *std::max_element(batches.begin(), batches.end());
     EngineFlags engine = flags.engine;
-    engine.no_prefix_cache = true;  // every round reads its prompts
-    Session session = engine.open(std::max(1, static_cast<int>(most)));
+    engine.no_prefix_cache = true;  // so that every round reads its prompts anew
+    Session session = engine.open(std::max(1, max_batch));
     std::vector<Ids> prompts = prompts_of(session, flags);
-    for (std::size_t i = 0, given = prompts.size(); prompts.size() < most; ++i)
-        prompts.push_back(Ids(prompts[i % given]));
+    // Repeat the prompts until the largest batch is full.
+    for (std::size_t i = 0; prompts.size() < static_cast<std::size_t>(max_batch); ++i)
+        prompts.push_back(Ids(prompts[i]));
     std::vector<Contender> contenders = contenders_of(session, flags);
     for (int number = 0; number <= flags.repeat; ++number) {  // round 0 warms up
         for (Contender& contender : contenders) {
-            std::vector<Ids> texts;
-            const Round round = run_round(session, contender, prompts, texts);
+            Round round = run_round(session, contender, prompts);
             if (number == 0)
-                contender.texts = std::move(texts);
+                contender.texts = std::move(round.texts);
             else
-                contender.rounds.push_back(round);
+                contender.rounds.push_back(std::move(round));
         }
     }
     Json report{
@@ -286,10 +282,10 @@ void bench(const BenchFlags& flags) {
         {"max_new_tokens", flags.max_new_tokens},
         {"repeat", flags.repeat},
         {"rule", session.bundle().rule()},
-        {"differing", differing(session, contenders)},
+        {"differing", differences(session, contenders)},
         {"plans", Json::array()}};
     for (const Contender& contender : contenders)
-        report["plans"].push_back(measured(contender, contenders.front()));
+        report["plans"].push_back(report_of(contender, contenders.front()));
     if (!flags.output.empty()) {
         std::ofstream file(flags.output);
         file << report.dump(2) << "\n";
@@ -324,7 +320,7 @@ void add_bench(CLI::App& app) {
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
     command
         ->add_option("--lookahead", flags->lookaheads,
-                     "Most look-ahead drafts of a pass. Default: the bundle's.")
+                     "The most look-ahead drafts of a pass. Default: the bundle's.")
         ->take_all();
     command->add_option("--batch", flags->batches,
                         "Numbers of sequences to run together, as 1,2,4,8. Default: one by one.");

@@ -22,7 +22,7 @@ struct GenerateFlags {
     bool as_json = false, show_drafts = false;
 };
 
-std::atomic<bool> interrupted = false;
+std::atomic<bool> interrupted = false;  // by Ctrl-C or SIGTERM
 
 void interrupt(int) { interrupted = true; }
 
@@ -59,7 +59,7 @@ void generate(const GenerateFlags& flags) {
     if (flags.as_json) std::cout << to_json(generation).dump() << std::endl;
     if (interrupted) {
         std::cerr << (flags.as_json ? "" : "\n") << "interrupted" << std::endl;
-        throw CLI::RuntimeError(130);
+        throw CLI::RuntimeError(130);  // the exit status of shells after Ctrl-C: 128 + SIGINT
     }
     if (!flags.as_json) std::cout << std::endl;
     if (!flags.as_json) print_summary(generation, flags.show_drafts);
@@ -86,7 +86,7 @@ void add_generate(CLI::App& app) {
                         "Where drafts come from: lookahead, ngram or both. Default: both for auto, "
                         "else lookahead.");
     command->add_option("--lookahead", options.lookahead,
-                        "Most look-ahead drafts of a pass; 0 is plain decoding.");
+                        "The most look-ahead drafts of a pass; 0 is plain decoding.");
     command->add_option("--stop", options.stop, "End before this text. May be given several times.")
         ->take_all();
     command->add_option("--stop-token-id", options.stop_token_ids,

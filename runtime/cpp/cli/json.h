@@ -1,4 +1,4 @@
-// The JSON objects that commands print, which are those of pass-run.
+// The JSON objects that commands print, with the keys of those that pass-run prints.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,10 +9,9 @@ namespace pass::cli {
 
 using Json = nlohmann::ordered_json;
 
-// All metrics.
 Json to_json(const Stats& stats);
 
-// A finished request: its tokens, text and metrics.
+// A request that has ended: its tokens, text, metrics, and log-probabilities if it asked for them.
 Json to_json(const Generation& generation);
 
 }  // namespace pass::cli

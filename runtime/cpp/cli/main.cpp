@@ -17,13 +17,17 @@ int report(const std::string& problem) {
     return 2;
 }
 
-// Report wrong flags in one line that names the command.
+// Report wrong flags in one line that names the command. first: the first argument, or "".
 int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
-    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
+    const bool is_help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
+    if (is_help) return app.exit(error);
     std::string text = error.what(), command = "pass-cpp";
-    for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+    for (const CLI::App* subcommand : app.get_subcommands())
+        command += " " + subcommand->get_name();
     if (app.get_subcommands().empty())
         text = first.empty() ? "missing command" : "no such command or option: " + first;
+    // CLI11's text is a sentence: make it follow "error: ", without a full stop or a capital
+    // letter.
     if (!text.empty() && text.back() == '.') text.pop_back();
     if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0)
         text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));

@@ -73,6 +73,7 @@ void SamplingFlags::add_to(CLI::App& command) {
 
 namespace {
 
+// The token id and the bias of TOKEN=BIAS.
 std::pair<std::int64_t, double> bias_of(const std::string& text) {
     const char *first = text.data(), *last = first + text.size();
     std::int64_t token = 0;
@@ -91,7 +92,7 @@ SamplingParams SamplingFlags::params() const {
     SamplingParams result = sampling;
     for (const std::string& text : biases) {
         const auto [token, bias] = bias_of(text);
-        result.logit_bias[token] = bias;  // the last of a token counts, as in Python
+        result.logit_bias[token] = bias;  // The last bias of a token counts, as in Python.
     }
     if (seed) {
         std::uint64_t number = 0;
@@ -106,7 +107,8 @@ SamplingParams SamplingFlags::params() const {
 
 namespace {
 
-// What is wrong with `value`, or "". Rewrites 010 as 10, because CLI11 would read it as octal.
+// What is wrong with `value`, or "". type: CLI11's name of the option's type. Rewrites 010 as 10,
+// because CLI11 would read it as octal.
 std::string problem(std::string& value, const std::string& type) {
     const std::string is_not = "'" + value + "' is not ";
     const char* first = value.data() + (value.starts_with('+') ? 1 : 0);

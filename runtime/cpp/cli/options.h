@@ -1,4 +1,4 @@
-// Flags that several commands share, and the library's options that follow from them.
+// The flags that several commands share, and how the library's options are made of them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,7 +11,7 @@
 
 namespace pass::cli {
 
-// --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache
+// The bundle, and --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache
 // --speculative-max-concurrency --onnxruntime --tensorrt --plugin --plugin-library
 struct EngineFlags {
     std::string bundle;
@@ -25,19 +25,21 @@ struct EngineFlags {
 // --temperature --top-k --top-p --min-p --seed --presence-penalty --frequency-penalty
 // --repetition-penalty --logit-bias
 struct SamplingFlags {
-    SamplingParams sampling;
-    std::optional<std::string> seed;
-    std::vector<std::string> biases;
+    SamplingParams sampling;  // without the next two
+    std::optional<std::string>
+        seed;  // as text, because CLI11 reads 2^63 and above as something else
+    std::vector<std::string> biases;  // TOKEN=BIAS
 
     void add_to(CLI::App& command);
+    // Throws Error if the seed or a bias is wrong.
     SamplingParams params() const;
 };
 
-// Makes `command` refuse empty values, which CLI11 takes for 0, and numbers that do not fit, and
-// read 010 as 10. Call it after adding all options.
+// Make `command` refuse empty values, which CLI11 takes for 0, and numbers out of range, and read
+// 010 as 10. Call it after adding all options.
 void check_values(CLI::App& command);
 
-// Each adds one command to `app`.
+// Add the commands to `app`.
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 

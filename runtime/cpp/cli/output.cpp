@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <iostream>
@@ -11,39 +12,41 @@ namespace pass::cli {
 
 namespace {
 
-// The colour and the name of a token's source.
-struct Look {
+// How tokens of a source are shown.
+struct Style {
     TokenSource source;
     const char* colour;  // null: the terminal's own
     const char* name;
 };
 
-constexpr std::array<Look, 3> looks{{{TokenSource::model, nullptr, "the model's own"},
-                                     {TokenSource::lookahead, "\x1b[32m", "look-ahead drafts"},
-                                     {TokenSource::ngram, "\x1b[36m", "n-gram drafts"}}};
+constexpr std::array<Style, 3> styles{{{TokenSource::model, nullptr, "the model's own"},
+                                       {TokenSource::lookahead, "\x1b[32m", "look-ahead drafts"},
+                                       {TokenSource::ngram, "\x1b[36m", "n-gram drafts"}}};
 constexpr const char *dim = "\x1b[2m", *reset = "\x1b[0m";
 
+// `text` in that colour, if `file` is a terminal.
 std::string coloured(const std::string& text, const char* colour, int file) {
     if (colour == nullptr || text.empty() || isatty(file) == 0) return text;
     return colour + text + reset;
 }
 
-const Look& look_of(TokenSource source) {
-    for (const Look& look : looks) {
-        if (look.source == source) return look;
+const Style& style_of(TokenSource source) {
+    for (const Style& style : styles) {
+        if (style.source == source) return style;
     }
-    return looks.front();
+    return styles.front();
 }
 
 // One line: how many tokens came from each source, in its colour.
 std::string legend(const std::vector<Token>& tokens) {
     std::string line;
-    for (const Look& look : looks) {
-        int count = 0;
-        for (const Token& token : tokens) count += static_cast<int>(token.source == look.source);
+    for (const Style& style : styles) {
+        const auto count = std::count_if(tokens.begin(), tokens.end(), [&](const Token& token) {
+            return token.source == style.source;
+        });
         if (count == 0) continue;
-        const std::string counted = std::to_string(count) + " " + look.name;
-        line += (line.empty() ? "" : ", ") + coloured(counted, look.colour, STDERR_FILENO);
+        const std::string text = std::to_string(count) + " " + style.name;
+        line += (line.empty() ? "" : ", ") + coloured(text, style.colour, STDERR_FILENO);
     }
     return line.empty() ? "no tokens" : line;
 }
@@ -63,14 +66,15 @@ std::string summary(const Generation& generation) {
 
 }  // namespace
 
-void print(const Event& event, bool text, bool show_drafts) {
+void print(const Event& event, bool as_text, bool show_drafts) {
     std::string shown;
     for (const Token& token : event.tokens) {
-        const char* colour = show_drafts ? look_of(token.source).colour : nullptr;
-        shown += coloured(text ? token.text : std::to_string(token.id), colour, STDOUT_FILENO) +
-                 (text ? "" : " ");
+        const char* colour = show_drafts ? style_of(token.source).colour : nullptr;
+        shown += coloured(as_text ? token.text : std::to_string(token.id), colour, STDOUT_FILENO) +
+                 (as_text ? "" : " ");
     }
-    std::cout << (text && shown.empty() ? event.text : shown) << std::flush;
+    // The last event may have text and no tokens.
+    std::cout << (as_text && shown.empty() ? event.text : shown) << std::flush;
 }
 
 void print_summary(const Generation& generation, bool show_drafts) {

@@ -1,15 +1,15 @@
-// Prints a generation: its tokens, coloured by source with --show-drafts, and a summary.
+// Prints what `generate` writes: tokens, coloured by source with --show-drafts, and a summary.
 #pragma once
 
 #include "pass/pass.hpp"
 
 namespace pass::cli {
 
-// Print the text of an event, or its token ids, on standard output and flush it.
-void print(const Event& event, bool text, bool show_drafts);
+// Print the text of an event, or its token ids, on standard output, and flush it.
+void print(const Event& event, bool as_text, bool show_drafts);
 
-// Print a summary on standard error if it is a terminal. With `show_drafts`, first print how many
-// tokens came from each source, in any case.
+// With `show_drafts`, print on standard error how many tokens came from each source. Then print a
+// summary there if it is a terminal.
 void print_summary(const Generation& generation, bool show_drafts);
 
 }  // namespace pass::cli

@@ -33,7 +33,7 @@ std::optional<std::string> read_file(const std::string& path) {
     return read_bytes(file.get());
 }
 
-// Reads UTF-8 text without a byte order mark. Line ends stay as they are.
+// The UTF-8 text of a file or of standard input, without a byte order mark.
 std::string read_text(const std::string& path) {
     const bool standard = path == standard_input;
     const std::string name = standard ? "standard input" : path;
@@ -74,24 +74,23 @@ std::optional<std::string> PromptFlags::read() const {
 
 std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text) {
     std::vector<std::int64_t> numbers;
-    const char* at = text.data();
-    const char* end = at + text.size();
+    const char *next = text.data(), *end = next + text.size();
     bool number_expected = true;  // at the beginning, and after a comma
-    while (at < end) {
-        if (*at == ' ') {
-            ++at;
-        } else if (*at == ',') {
+    while (next < end) {
+        if (*next == ' ') {
+            ++next;
+        } else if (*next == ',') {
             if (number_expected) return std::nullopt;
             number_expected = true;
-            ++at;
+            ++next;
         } else {
             std::int64_t number = 0;
-            const auto [stop, error] = std::from_chars(at, end, number);
+            const auto [stop, error] = std::from_chars(next, end, number);
             if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' '))
                 return std::nullopt;
             numbers.push_back(number);
             number_expected = false;
-            at = stop;
+            next = stop;
         }
     }
     return number_expected ? std::nullopt : std::optional(numbers);

@@ -1,4 +1,4 @@
-// Reads prompts from flags, files and standard input (the path `-`).
+// Reads prompts, from flags, files and standard input (the path `-`), and lists of token ids.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,19 +19,19 @@ struct PromptFlags {
 
     void add_to(CLI::App& command);
     // The text of the prompt, from a flag, a file or standard input; none if token ids were given.
-    // Unless `keep_newline`, a line end at the end of a file or of standard input is left out.
-    // Throws Error if flags exclude each other, or the input cannot be read or is not UTF-8.
+    // Unless `keep_newline`, removes the line end at the end of a file or of standard input. Throws
+    // Error if flags exclude each other, or the input cannot be read or is not UTF-8.
     std::optional<std::string> read() const;
 };
 
-// The numbers of "1,2,3" or "1 2 3"; none if `text` is not such a list.
+// The whole numbers of a list such as "1,2,3" or "1 2 3"; none if `text` is no such list.
 std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text);
 
-// The same for the token ids of `flag`. Throws Error if `text` is no such list.
+// The token ids of a list that was given with `flag`. Throws Error if `text` is no such list.
 std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text);
 
-// The ids of `text`, with the tokenizer's own special tokens; if these are none, the model's start
-// token, or else its end token.
+// The ids of `text` by the tokenizer. If it has none, the model's start token, or else its end
+// token, because a prompt needs a token.
 std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle,
                                  const std::string& text);
 

@@ -1,7 +1,7 @@
-// Reads any bytes as a manifest. They must be a manifest, or be refused with an Error.
+// Fuzzes the reader of manifests: any bytes must be a manifest, or be refused with an Error.
 //
-// With clang this is a libFuzzer target. Other compilers build a program that mutates files by
-// itself: manifest_fuzz SECONDS FILE...
+// With clang this is a libFuzzer target. Other compilers build a program that itself mutates the
+// files that it is given: manifest_fuzz SECONDS FILE...
 
 #include <cstdint>
 #include <cstdlib>
@@ -15,9 +15,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const pass::Manifest manifest =
             pass::parse_manifest(std::string(reinterpret_cast<const char*>(data), size));
         pass::check_consistency(manifest);
-        if (manifest.content_hash().size() != 64) std::abort();
+        if (manifest.content_hash().size() != 64) std::abort();  // no SHA-256 in hexadecimal
     } catch (const pass::Error& error) {
-        if (std::string(error.what()).empty()) std::abort();
+        if (*error.what() == '\0') std::abort();
     }
     return 0;
 }
@@ -33,24 +33,25 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace {
 
-const std::vector<std::string> words{"null", "-1", "0",  "1e999",      "9223372036854775807",
-                                     "\"\"", "[]", "{}", "true",       ",",
-                                     ":",    "\"", "\\", "\xff",       "3",
-                                     "320",  "[[", "}}", "\"\\ud800\""};
+const std::vector<std::string> json_words{"null", "-1", "0",  "1e999",      "9223372036854775807",
+                                          "\"\"", "[]", "{}", "true",       ",",
+                                          ":",    "\"", "\\", "\xff",       "3",
+                                          "320",  "[[", "}}", "\"\\ud800\""};
 
 // `text` with a few bytes changed, cut out, doubled, or replaced by a word of JSON.
 std::string mutated(std::string text, std::mt19937& random) {
-    const auto below = [&](std::size_t n) {
-        return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+    const auto below = [&](std::size_t limit) {
+        return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
     };
-    for (std::size_t times = 1 + below(4); times > 0 && !text.empty(); --times) {
-        const std::size_t at = below(text.size()), length = 1 + below(1 + below(64));
+    for (std::size_t changes = 1 + below(4); changes > 0 && !text.empty(); --changes) {
+        const std::size_t at = below(text.size());
+        const std::size_t length = 1 + below(1 + below(64));  // mostly short
         switch (below(5)) {
             case 0: text[at] = static_cast<char>(below(256)); break;
             case 1: text.erase(at, length); break;
             case 2: text.insert(at, text.substr(below(text.size()), length)); break;
-            case 3: text.insert(at, words[below(words.size())]); break;
-            default: text.replace(at, 1 + below(4), words[below(words.size())]); break;
+            case 3: text.insert(at, json_words[below(json_words.size())]); break;
+            default: text.replace(at, 1 + below(4), json_words[below(json_words.size())]); break;
         }
     }
     return text;
