@@ -1,6 +1,8 @@
 #include "options.h"
 
+#include <algorithm>
 #include <charconv>
+#include <string_view>
 
 namespace pass::cli {
 
@@ -73,17 +75,13 @@ void SamplingFlags::add_to(CLI::App& command) {
 
 namespace {
 
-// The token id and the bias of TOKEN=BIAS.
-std::pair<std::int64_t, double> bias_of(const std::string& text) {
-    const char *first = text.data(), *last = first + text.size();
-    std::int64_t token = 0;
-    double bias = 0;
-    const auto [equals, failed] = std::from_chars(first, last, token);
-    if (failed == std::errc() && equals != last && *equals == '=') {
-        const auto [stop, error] = std::from_chars(equals + 1, last, bias);
-        if (error == std::errc() && stop == last) return {token, bias};
-    }
-    throw Error("--logit-bias must be a token id and a number, as 50=-100, not '" + text + "'");
+// The number that `text` is; none if it is something else, or the number is out of range.
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+    Number number{};
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace
@@ -91,16 +89,18 @@ std::pair<std::int64_t, double> bias_of(const std::string& text) {
 SamplingParams SamplingFlags::params() const {
     SamplingParams result = sampling;
     for (const std::string& text : biases) {
-        const auto [token, bias] = bias_of(text);
-        result.logit_bias[token] = bias;  // The last bias of a token counts, as in Python.
+        const std::size_t equals = std::min(text.find('='), text.size());
+        const auto token = number_of<std::int64_t>(text.substr(0, equals));
+        const auto bias = number_of<double>(text.substr(std::min(equals + 1, text.size())));
+        if (!token || !bias) {
+            throw Error("--logit-bias must be a token id and a number, as 50=-100, not '" + text +
+                        "'");
+        }
+        result.logit_bias[*token] = *bias;  // The last bias of a token counts, as in Python.
     }
     if (seed) {
-        std::uint64_t number = 0;
-        const char* last = seed->data() + seed->size();
-        const auto [stop, error] = std::from_chars(seed->data(), last, number);
-        if (error != std::errc() || stop != last)
-            throw Error("seed must be 0 to 2^64-1, not " + *seed);
-        result.seed = number;
+        result.seed = number_of<std::uint64_t>(*seed);
+        if (!result.seed) throw Error("seed must be 0 to 2^64-1, not " + *seed);
     }
     return result;
 }
@@ -111,17 +111,13 @@ namespace {
 // because CLI11 would read it as octal.
 std::string problem(std::string& value, const std::string& type) {
     const std::string is_not = "'" + value + "' is not ";
-    const char* first = value.data() + (value.starts_with('+') ? 1 : 0);
-    const char* last = value.data() + value.size();
+    const std::string_view digits = std::string_view(value).substr(value.starts_with('+') ? 1 : 0);
     if (type == "INT") {
-        std::int64_t number = 0;
-        const auto [stop, error] = std::from_chars(first, last, number);
-        if (error != std::errc() || stop != last) return is_not + "a whole number that fits";
-        value = std::to_string(number);
-    } else if (type == "FLOAT") {
-        double number = 0;
-        const auto [stop, error] = std::from_chars(first, last, number);
-        if (error != std::errc() || stop != last) return is_not + "a number that fits";
+        const auto number = number_of<std::int64_t>(digits);
+        if (!number) return is_not + "a whole number that fits";
+        value = std::to_string(*number);
+    } else if (type == "FLOAT" && !number_of<double>(digits)) {
+        return is_not + "a number that fits";
     }
     return "";
 }

@@ -35,7 +35,7 @@ struct PassKind {
     std::size_t touched_count = 0;
 };
 
-// What the logits processors (pass_exporter/tails/processors.py) do to a slot. P: root and drafts.
+// What the logits processors (tails/processors.py) do to a slot with P root and draft rows.
 struct ProcessedRows {
     // [P,V/8 rounded up] Bit i % 8 of number i / 8 is set if token i may be drawn.
     std::vector<std::int32_t> allowed;
@@ -119,9 +119,9 @@ class Backend {
     virtual void run_tail(const PassKind& kind) = 0;
 
    protected:
-    // What the tail of a pass over B slots wrote. Slot b emitted the first count[b] of the tokens
-    // emitted[b], drawn from the window rows emitted_rows[b]. `emitted` and `emitted_rows` are
-    // [B,E]; the latter is empty if the drafts are a chain, where token i is drawn from row i.
+    // What the tail of a pass over B slots wrote. Slot b emitted the first count[b] of the E tokens
+    // emitted[b], drawn from the window rows emitted_rows[b]. If the drafts are a chain,
+    // `emitted_rows` is empty: token i is drawn from row i.
     struct PassResult {
         std::vector<std::int64_t> count, emitted, emitted_rows;
     };

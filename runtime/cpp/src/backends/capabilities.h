@@ -66,7 +66,7 @@ struct Capabilities {
     // The widths of the chunks that may follow `start` tokens of a prompt, in falling order.
     // present: the KV capacity in tokens, which grows if a chunk needs more.
     std::vector<int> chunks(std::int64_t start, std::int64_t present) const;
-    // The plans of `ar`, `two-pass` and `fused` with so much look-ahead that the backend can run.
+    // The plans of `ar`, `two-pass` and `fused` with `lookahead` drafts that the backend can run.
     std::vector<Plan> mode_plans(int lookahead) const;
     // Whether the backend can run all of `plans`.
     bool allows(const std::vector<Plan>& plans) const;

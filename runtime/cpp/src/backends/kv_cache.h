@@ -51,7 +51,7 @@ class KVCache {
     std::size_t bytes_of(std::int64_t entries) const;
     // The bytes of one head of one slot, for a KV capacity in tokens.
     std::size_t pitch(std::int64_t capacity) const { return bytes_of(capacity + spare_); }
-    // Copy `size` bytes of every head. Heads begin `pitch` and `source_pitch` bytes apart.
+    // Copy `size` bytes of every head. Heads begin `target_pitch` and `source_pitch` bytes apart.
     void copy(std::byte* target, std::size_t target_pitch, const std::byte* source,
               std::size_t source_pitch, std::size_t size);
 

@@ -15,7 +15,7 @@ namespace {
 // In keys of bound_tails_, in the place of a sampler.
 constexpr int logprobs_graph = -1, processors_graph = -2;
 
-// On other devices than the CPU, products are not fused with rounding.
+// Only the CPU has kernels that round in other ways than the default of `Kernels`.
 Kernels kernels_of(const Manifest& manifest, const OrtBackend::Engine& engine) {
     return engine.device.on_cpu() ? find_kernels(*engine.library, manifest) : Kernels();
 }
@@ -29,7 +29,7 @@ int trunk_slots(const Kernels& kernels, const LoadOptions& options) {
 
 Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options,
                              const OrtBackend::Engine& engine) {
-    const Device& device = engine.device;
+    const bool on_cpu = engine.device.on_cpu();
     const Kernels kernels = kernels_of(manifest, engine);
     if (manifest.model.dtype == "bfloat16") {
         throw Error(
@@ -42,22 +42,20 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
     const std::string& weights = manifest.model.weights;
-    const auto capacities =
-        device.on_cpu() ? stepped_capacities(capacity) : doubling_capacities(capacity);
-    Capabilities result{
-        device.name,
-        manifest.model.vocab_size,
-        capacities,
-        {256, 64, 16, 1},
-        batch_sizes_up_to(options.max_batch_size),
-        std::nullopt,
-        manifest.trees(),
+    Capabilities result;
+    result.device = engine.device.name;
+    result.vocab_size = manifest.model.vocab_size;
+    result.capacities = on_cpu ? stepped_capacities(capacity) : doubling_capacities(capacity);
+    result.prefill_widths = {256, 64, 16, 1};
+    result.batch_sizes = batch_sizes_up_to(options.max_batch_size);
+    result.trees = manifest.trees();
+    result.rounds_activations =
         weights == "w8a8" ||
-            (device.on_cpu() && (weights == "int4" || weights == "int8" || weights == "source")),
-        // On the CPU a `DerivedTrunk` computes the same bits in any window
-        // (tests/parity/test_same_entries.py).
-        device.on_cpu() && kernels.least_rows &&
-            manifest.derived_trunk(device.name, trunk_slots(kernels, options)) != nullptr};
+        (on_cpu && (weights == "int4" || weights == "int8" || weights == "source"));
+    // On the CPU a `DerivedTrunk` computes the same bits in any window (test_same_entries.py).
+    result.same_entries =
+        on_cpu && kernels.least_rows &&
+        manifest.derived_trunk(result.device, trunk_slots(kernels, options)) != nullptr;
     result.exact_sums = kernels.exact_sums;
     result.least_rows = kernels.least_rows.value_or(1);
     if (!kernels.least_rows) {
@@ -65,8 +63,8 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
             kernels.text() +
                 ": a token's values depend on the rows of its pass, so the prefix cache is off");
     }
-    if (device.on_cpu()) return result;
-    result.chunk_capacities = wide_chunks(manifest.model, capacities);
+    if (on_cpu) return result;
+    result.chunk_capacities = wide_chunks(manifest.model, result.capacities);
     for (const auto& [width, largest_capacity] : result.chunk_capacities)  // widths rise in the map
         result.prefill_widths.insert(result.prefill_widths.begin(), width);
     return result;

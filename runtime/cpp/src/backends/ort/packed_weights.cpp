@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bundle/integrity.h"
-#include "errors.h"
 #include "log.h"
 
 namespace pass {
@@ -48,11 +47,9 @@ bool intact(const std::filesystem::path& entry) {
         }
         cache.save();
         return true;
-    } catch (const nlohmann::json::exception&) {
-    } catch (const std::filesystem::filesystem_error&) {
-    } catch (const Error&) {
+    } catch (const std::exception&) {  // The note is damaged, or a file is missing.
+        return false;
     }
-    return false;
 }
 
 }  // namespace
