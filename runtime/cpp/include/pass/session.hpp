@@ -118,13 +118,13 @@ class PASS_API Session {
     bool step();
     // Do now what the first requests would wait for, at every batch size: time passes for `auto`,
     // and on TensorRT engines capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt
-    // chunks. samplings: of the requests; empty: greedy, and with a temperature. Does little while
+    // chunks. samplings: of the requests; empty: greedy and sampled ones. Does little while
     // requests run. Throws Error if the session is closed, a pass fails or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
     // For each graph file or pass that could not be captured as a CUDA graph, its name and the
     // reason. Empty on the CPU. Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
-    // Cancel all requests and free the memory. All later calls but `close` throw Error.
+    // Cancel all requests and free the memory. Afterwards the session decodes nothing more.
     void close();
     // `Stats::plan` and `lookahead` of a request with these options. Throws Error if it is refused.
     std::pair<std::string, int> mode(const GenerateOptions& options) const;

@@ -69,7 +69,7 @@ std::byte* Buffers::address(const std::string& name, const Shape& key, std::int6
 }
 
 std::byte* Buffers::transient_address(const std::string& name, std::size_t size) {
-    Block& newest = largest_[name];
+    Block& newest = newest_blocks_[name];
     if (size > newest.size) {
         size = std::max(size, 2 * newest.size);
         newest = {size, memory_.allocate(size)};

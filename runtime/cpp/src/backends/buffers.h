@@ -30,7 +30,7 @@ class Buffers {
 
     // The address of a binding's buffer. The first call writes a constant there.
     std::byte* address_of(const Binding& binding);
-    // The address of the buffer `name` that has a row of `shape`, of such items, for every slot.
+    // The address of the buffer `name` with a row of `shape` for every slot. item_size: in bytes.
     std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
     // Write a whole buffer that has no rows for slots.
     void write(const std::string& name, const Shape& shape,
@@ -43,8 +43,8 @@ class Buffers {
         const std::size_t size = count * sizeof(Value);
         memory_.upload(first + static_cast<std::size_t>(slot) * size, values, size);
     }
-    // Write a part of the row of `slot`, which has this `shape`, from its item `first` on. Items
-    // are what the first dimension counts.
+    // Write a part of the row of `slot`, which has this `shape`: from index `first` of dimension 0
+    // on.
     void write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                     const std::vector<std::int64_t>& values);
     // Write the row of `slot` in a buffer whose rows are single numbers.
@@ -72,12 +72,13 @@ class Buffers {
     // key: the buffer's shape, or -1 and the shape of a row.
     std::byte* address(const std::string& name, const Shape& key, std::int64_t elements,
                        std::size_t item_size);
+    // The address of the newest block of a name in `transient`, which has at least `size` bytes.
     std::byte* transient_address(const std::string& name, std::size_t size);
 
     Memory& memory_;
     int slots_;
     std::set<std::string> transient_;
-    std::map<std::string, Block> largest_;  // by name in `transient`, its newest block
+    std::map<std::string, Block> newest_blocks_;                     // by name in `transient`
     std::map<std::pair<std::string, Shape>, std::byte*> addresses_;  // by name and key
     std::set<std::byte*> filled_;  // addresses of buffers whose constants were written
 };

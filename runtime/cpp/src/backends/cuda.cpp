@@ -33,6 +33,7 @@ Error no_device_memory(std::size_t size, std::size_t free, std::size_t total,
                  "); stop other programs on it, or build engines with a lower --max-seq-len");
 }
 
+// The error to throw if the host cannot pin `size` bytes. why: CUDA's reason.
 Error no_pinned_memory(std::size_t size, const std::string& why) {
     const std::size_t mebibytes = rounded_up(size, 1 << 20) >> 20;
     return Error("the host has no " + std::to_string(mebibytes) + " MiB left to pin for the GPU (" +

@@ -41,8 +41,7 @@ const TrtLibrary* find_trt_library(const std::string& name);
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
 // The newest engine set of `library` for `version` and `gpu`. Throws Error if none fits, or an
-// engine is not the file that was built. verify: compare hashes. why_absent: the reason if `gpu` is
-// none.
+// engine is not the file that was built. verify: compare hashes. why_absent: if there is no `gpu`.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version,
                                 const std::optional<Gpu>& gpu, bool verify,

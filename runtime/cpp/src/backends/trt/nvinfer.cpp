@@ -71,19 +71,19 @@ class KernelCache {
     void use(const std::filesystem::path& file) { file_ = file; }
 
     std::unique_ptr<nv::IRuntimeConfig> config(nv::ICudaEngine& engine) {
-        std::unique_ptr<nv::IRuntimeConfig> config(engine.createRuntimeConfig());
-        if (config == nullptr) return nullptr;
-        config->setExecutionContextAllocationStrategy(
+        std::unique_ptr<nv::IRuntimeConfig> result(engine.createRuntimeConfig());
+        if (result == nullptr) return nullptr;
+        result->setExecutionContextAllocationStrategy(
             nv::ExecutionContextAllocationStrategy::kUSER_MANAGED);
-        config->setDynamicShapesKernelSpecializationStrategy(
+        result->setDynamicShapesKernelSpecializationStrategy(
             nv::DynamicShapesKernelSpecializationStrategy::kEAGER);
-        if (cache_ == nullptr) load(*config);
-        if (cache_ == nullptr || !config->setRuntimeCache(*cache_)) {
+        if (cache_ == nullptr) load(*result);
+        if (cache_ == nullptr || !result->setRuntimeCache(*cache_)) {
             pass::log(
                 LogLevel::warning,
                 "the library refuses a cache of kernels, so every process compiles them again");
         }
-        return config;
+        return result;
     }
 
     void save() {
