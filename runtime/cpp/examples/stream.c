@@ -1,5 +1,5 @@
-/* Streams tokens: stream.c BUNDLE ID... (token ids of a prompt, as from `pass-run generate
- * --json`). */
+/* Prints the tokens of a request as they are written. Arguments: BUNDLE ID... (the token ids of a
+ * prompt, as `pass-run generate --json` prints them). */
 #include <pass/pass.h>
 
 #include <stdio.h>
@@ -8,12 +8,13 @@
 int main(int argc, char** argv) {
     char error[512];
     int64_t prompt[64], tokens[32];
-    size_t length = 0;
+    size_t prompt_length = 0;
     int count;
     pass_generate_options options = pass_default_generate_options();
 
-    for (int i = 2; i < argc && length < 64; ++i) prompt[length++] = strtoll(argv[i], NULL, 10);
-    if (length == 0) {
+    for (int i = 2; i < argc && prompt_length < 64; ++i)
+        prompt[prompt_length++] = strtoll(argv[i], NULL, 10);
+    if (prompt_length == 0) {
         fprintf(stderr, "usage: %s BUNDLE ID...\n", argv[0]);
         return 2;
     }
@@ -24,7 +25,7 @@ int main(int argc, char** argv) {
     }
     options.max_new_tokens = 32;
     pass_generation* generation =
-        pass_submit(session, prompt, length, &options, error, sizeof error);
+        pass_submit(session, prompt, prompt_length, &options, error, sizeof error);
     if (generation == NULL) {
         fprintf(stderr, "error: %s\n", error);
         pass_close(session);

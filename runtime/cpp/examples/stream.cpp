@@ -1,4 +1,5 @@
-// Streams tokens: stream BUNDLE ID... (a prompt's ids, as from `pass-run generate --json`).
+// Prints the tokens of a request as they are written, with * after those that were drafts.
+// Arguments: BUNDLE ID... (the token ids of a prompt, as `pass-run generate --json` prints them).
 #include <pass/pass.hpp>
 
 #include <cstdlib>
