@@ -1,7 +1,7 @@
-"""TensorRT backend: trunk and tail of a plan as one captured CUDA graph, replayed pass after pass.
+"""The backend for TensorRT: runs trunk and tail of a pass as one captured CUDA graph.
 
-Ids, lengths, logits and the KV cache never leave the device. The graph copies what a pass emits to
-pinned host memory, so the host only launches it and waits.
+Ids, lengths, logits and the KV cache stay on the device. The graph also copies what a pass emits to
+pinned host memory, so the host only launches the graph and waits for it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
 
 Work = tuple[Sequence[tuple[TrtEngine, EngineCall]], Sequence[tuple[npt.NDArray[Any], int]]]
-"""What a program runs: engine calls, then copies to pinned arrays from device addresses."""
+"""What a program runs: engine calls, each with its engine, and then copies to the host, each to a
+pinned array from a device address."""
 STAGING_BYTES = 4 << 20
-"""The pinned memory for what the host writes between passes: windows, noise and the like."""
+"""The staging memory for what the host writes between passes: windows, noise and the like."""
 RUNTIME_CACHE_FILE = "kernels.cache"
 """The file of `RuntimeCache`, beside the engines."""
 
@@ -49,26 +50,26 @@ class TrtBackend(Backend):
         capacity: int | None = None,
         ordinal: int = 0,
     ) -> None:
-        """library: the TensorRT module. api: `cuda.bindings.runtime`. capacity: the largest KV
-        capacity, in tokens. ordinal: the GPU's number."""
+        """library: the TensorRT module. api: `cuda.bindings.runtime`. max_batch_size, capacity (the
+        largest, in tokens): None is what the engines were built for. ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
         self._cuda = Cuda(api, STAGING_BYTES, ordinal)
         super().__init__(bundle, manifest, capabilities, self._cuda)
         self._engine_set = engines
-        compiled = engines.path(bundle) / RUNTIME_CACHE_FILE
-        compiles = find_library(engines.library).compiles_kernels
-        kernels = RuntimeCache(library, compiled) if compiles else None
+        kernels = None
+        if find_library(engines.library).compiles_kernels:
+            kernels = RuntimeCache(library, engines.path(bundle) / RUNTIME_CACHE_FILE)
         self._shared = Shared(library, self._cuda, kernels)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}  # by what they run, see `_program`
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
-        self._capacity = self._columns = 0  # the engines' smallest capacity that holds _capacity
+        self._capacity = self._columns = 0  # of the cache, and of the engines, which may be larger
         self._finalizer = weakref.finalize(
             self, _release, self._programs, self._engines, self._shared
         )
         try:
             with self.for_this_thread():
-                self._engine(manifest.trunk)  # An engine that cannot be loaded is refused now.
+                self._engine(manifest.trunk)  # If it cannot be loaded, opening fails.
         except BaseException:
             self.close()
             raise
@@ -86,7 +87,7 @@ class TrtBackend(Backend):
         api: Any = None,
         ordinal: int = 0,
     ) -> TrtBackend:
-        """Open the engine set of `library` that fits GPU `ordinal`, or raise PassError."""
+        """Open the engine set of `library` that runs on GPU `ordinal`, or raise PassError."""
         module = import_library(library)
         api = api or cuda_api.import_api()
         if ordinal:
@@ -118,8 +119,8 @@ class TrtBackend(Backend):
         return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change how many entries a pass reads. The cache is always allocated for the engines'
-        largest capacity."""
+        """Change how many entries passes read of the cache, which is allocated once at full
+        size."""
         if not self.cache.capacity:
             self.cache.resize(self._engine_set.capacities[-1], lengths)
         self._capacity = capacity
@@ -138,7 +139,7 @@ class TrtBackend(Backend):
             name: self._result(name, shape) for name, shape in self.result_shapes(kind).items()
         }
 
-        def make() -> Work:
+        def make_work() -> Work:
             tails = self._bind_tails(kind)
             addresses = {
                 name: address for _, call in tails for name, address in call.addresses.items()
@@ -146,7 +147,7 @@ class TrtBackend(Backend):
             copies = [(array, addresses[name]) for name, array in results.items()]
             return [self._bind_trunk(kind.plan, kind.batch), *tails], copies
 
-        self._program("pass", _pass_key(kind), make).run()
+        self._program("pass", _pass_key(kind), make_work).run()
         return results
 
     def _run_prefill(self, slot: int, plan: Plan) -> None:
@@ -157,9 +158,9 @@ class TrtBackend(Backend):
         ).run()
 
     def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
-        """The program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`. Every key
-        and every number of cache entries has its own program, because a captured graph contains
-        addresses and shapes."""
+        """Return the program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`.
+        Every key and number of columns (cache entries that a pass reads) has its own program,
+        because a captured graph contains addresses and shapes."""
         key = (what, self._columns, *key)
         if key not in self._programs:
             name = " ".join(map(str, (what, *key[2:], f"over {self._columns} columns")))
@@ -169,6 +170,7 @@ class TrtBackend(Backend):
     def _bind_trunk(
         self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
     ) -> tuple[TrtEngine, EngineCall]:
+        """Return the trunk's engine and its call, for `batch` slots from `slot` on."""
         bindings = self.bindings.trunk(plan, batch, prefill=prefill)
         engine = self._engine(self.manifest.trunk)
         shapes, addresses = self._shapes_and_addresses(bindings)
@@ -189,6 +191,7 @@ class TrtBackend(Backend):
         return engine, EngineCall(engine.profile(sizes), shapes, addresses)
 
     def _bind_tails(self, kind: PassKind) -> list[tuple[TrtEngine, EngineCall]]:
+        """Return the calls after the trunk's, with their engines: processors, tail, logprobs."""
         plan, batch = kind.plan, kind.batch
         tail = self.bindings.tail(plan, kind.sampler, batch, processed=bool(kind.touched))
         graphs = [(self.bindings.tail_graph(plan, kind.sampler), tail)]
@@ -212,18 +215,19 @@ class TrtBackend(Backend):
     def _shapes_and_addresses(
         self, bindings: Bindings
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-        """The shape of every input, and the address of every tensor."""
-        every = (*bindings.inputs, *bindings.outputs)
-        addresses = {b.tensor: self.buffers.address_of(b) for b in every}
+        """Return the shape of every input, and the address of every input and output."""
+        all_bindings = (*bindings.inputs, *bindings.outputs)
+        addresses = {b.tensor: self.buffers.address_of(b) for b in all_bindings}
         return {b.tensor: b.shape for b in bindings.inputs}, addresses
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Pinned host memory for an output, the same in every pass."""
+        """Return the pinned host array for an output, the same in every pass."""
         if (name, shape) not in self._results:
             self._results[name, shape] = self._cuda.pinned(shape, np.int64)
         return self._results[name, shape]
 
     def _engine(self, graph: Graph) -> TrtEngine:
+        """Return the engine of `graph`, which is loaded at the first call."""
         if graph.file not in self._engines:
             file = next(
                 (engine for engine in self._engine_set.engines if engine.graph == graph.file), None
@@ -245,7 +249,7 @@ class TrtBackend(Backend):
 def _capabilities(
     manifest: Manifest, engines: EngineSet, max_batch_size: int | None, capacity: int | None
 ) -> Capabilities:
-    """What the engines can do, limited by the options. Raises PassError if these exceed it."""
+    """Return what the engines can do within the options. Raises PassError if these exceed it."""
     max_batch_size = max_batch_size or engines.max_batch_size
     if max_batch_size > engines.max_batch_size:
         raise PassError(
@@ -253,16 +257,16 @@ def _capabilities(
             f"build them with --max-batch-size {max_batch_size}"
         )
     built = engines.capacities[-1]
-    largest = built if capacity is None else capacity
-    if largest > built:
+    max_capacity = built if capacity is None else capacity
+    if max_capacity > built:
         raise PassError(
             f"the engines' KV capacity is {built} tokens; use --capacity {built} or less, or build "
-            f"them with --max-seq-len {largest}"
+            f"them with --max-seq-len {max_capacity}"
         )
     return Capabilities(
         f"{engines.library} {engines.version}",
         manifest.model.vocab_size,
-        (*(columns for columns in engines.capacities if columns < largest), largest),
+        (*(size for size in engines.capacities if size < max_capacity), max_capacity),
         (*engines.prefill_widths, 1),
         doublings(max_batch_size),
         engines.lookahead,
@@ -275,13 +279,14 @@ def _capabilities(
 
 
 def least_width(engines: EngineSet) -> int:
-    """Rows of the narrowest window that the trunk's engine has a profile for."""
+    """Return the rows of the narrowest window that the trunk's engine was built for."""
+    # Only the trunk's profiles have columns.
     profiles = [profile.sizes for engine in engines.engines for profile in engine.profiles]
     return min(sizes["width"][0] for sizes in profiles if COLUMNS in sizes)
 
 
 def _pass_key(kind: PassKind) -> tuple[Any, ...]:
-    """Identifies a pass or its tails. `_program` joins the items to a name for the program."""
+    """Return the key of a pass or its tails for `_program`, which joins the items to a name."""
     extras = []
     if kind.logprobs:
         extras.append("with processed logprobs" if kind.logprobs_key[-1] else "with logprobs")
@@ -291,8 +296,8 @@ def _pass_key(kind: PassKind) -> tuple[Any, ...]:
 
 
 def _release(programs: dict[Any, Program], engines: dict[str, TrtEngine], shared: Shared) -> None:
-    """Drop the programs, then free the engines that they run, then what `shared.cuda` holds:
-    graphs, memory and stream. In a forked process CUDA does not work, so free nothing."""
+    """Free the programs, then the engines that they run, then graphs, memory and the stream of
+    `shared.cuda`. In a fork, where CUDA does not work, free nothing."""
     if shared.cuda.forked:
         return
     with shared.cuda.for_this_thread():

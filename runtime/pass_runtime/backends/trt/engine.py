@@ -1,4 +1,5 @@
-"""A TensorRT engine with its contexts, and calls that are replayed as CUDA graphs."""
+"""Loads TensorRT engines and runs them: `TrtEngine` puts calls of one engine on the stream, and
+`Program` replays a series of calls as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ Shape = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class EngineCall:
-    """The arguments of an engine: a profile, its inputs' shapes, and the address of each tensor."""
+    """The arguments of an engine. profile: the index of an optimization profile. shapes: those of
+    the inputs. addresses: those of all inputs and outputs."""
 
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,9 +39,9 @@ class EngineCall:
 def engine_shapes(
     graph: Graph, capacity: int, least_width: int, *, trunk: bool
 ) -> dict[str, Shape]:
-    """Return the shapes of the tensors of `graph` in an engine for a cache of `capacity` tokens,
-    whose windows have at least `least_width` rows. The trunk has one more input, `columns`; its
-    length says how many cache entries the pass reads."""
+    """Return the shapes of the inputs and outputs of `graph` in an engine for a cache of `capacity`
+    tokens, whose windows have at least `least_width` rows. The trunk has one more input, `columns`;
+    its length says how many cache entries the pass reads."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
         rows = least_width if tensor.name in WINDOW_TENSORS else 0
@@ -51,7 +53,8 @@ def engine_shapes(
 
 
 def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
-    """Whether the ranks are equal and no static size differs. A dynamic size is -1 in `built`."""
+    """Whether a tensor's shape in an engine, `built`, is the `listed` one. Dynamic sizes, which are
+    -1 in `built`, match any size. None: the tensor is missing."""
     if built is None or listed is None or len(built) != len(listed):
         return False
     return all(
@@ -61,10 +64,10 @@ def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
 
 
 class TrtEngine:
-    """One engine file. `enqueue` runs it on the stream.
+    """A loaded engine file.
 
-    Every distinct call has its own execution context, which is bound once: a CUDA graph is only
-    valid while the context that it was captured from keeps its profile, shapes and addresses.
+    Every distinct call has an execution context of its own, which is bound once: a CUDA graph is
+    only valid while the context that it was captured from keeps its profile, shapes and addresses.
     """
 
     def __init__(
@@ -115,22 +118,22 @@ class TrtEngine:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Output -> the input whose memory it shares."""
+        """Name of an output -> name of the input whose memory it shares."""
         return self._file.aliases
 
     def profile(self, sizes: Mapping[str, int]) -> int:
-        """The index of the first profile that admits `sizes` (symbolic dimension -> size). Raises
-        PassError if none does."""
+        """Return the index of the first profile that admits `sizes` (name of a dynamic size ->
+        size). Raises PassError if none does."""
         for index, profile in enumerate(self._file.profiles):
             if profile.admits(sizes):
                 return index
-        shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise PassError(
-            f"{self._path} was not built for {shape}; build it again with pass-export build"
+            f"{self._path} was not built for {listed}; build it again with pass-export build"
         )
 
     def enqueue(self, call: EngineCall) -> None:
-        """Put one run on the stream. Raises PassError if the library refuses it."""
+        """Put a call on the stream. Raises PassError if the library refuses it."""
         context = self._context(call)
         self._shared.clear_errors()
         if not context.execute_async_v3(self._cuda.stream):
@@ -144,7 +147,7 @@ class TrtEngine:
         return capturable is None or bool(capturable(self._cuda.stream))
 
     def _context(self, call: EngineCall) -> Any:
-        """The context that is bound to `call` only."""
+        """Return the execution context that is bound to this call alone."""
         if call.key not in self._contexts:
             self._shared.clear_errors()
             context = self._new_context()
@@ -162,6 +165,7 @@ class TrtEngine:
         return context
 
     def _bind(self, context: Any, call: EngineCall) -> None:
+        """Set profile, shapes and addresses of a context."""
         if call.profile and not context.set_optimization_profile_async(
             call.profile, self._cuda.stream
         ):
@@ -188,7 +192,7 @@ class TrtEngine:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Map a file into memory, so that only what is used is read. Raises PassError if it fails."""
+    """Map a file into memory, so that only what is used is read. Raises PassError if that fails."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -197,8 +201,8 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 class Program:
-    """Engine calls one after another, then copies of their results to the host. All of it is
-    captured as a CUDA graph after two runs. If the capture fails, it runs as before."""
+    """Runs engine calls one after another, and then copies results to the host. After two runs, all
+    of it is captured as a CUDA graph. If the capture fails, it runs as before."""
 
     def __init__(
         self,
@@ -217,7 +221,7 @@ class Program:
         self._graph: Any = None
 
     def run(self) -> None:
-        """Run everything, and return when the device is done."""
+        """Run all calls and copies, and return when the device has done them."""
         if self._graph is not None:
             self._cuda.launch(self._graph)
             self._cuda.synchronize()
@@ -225,11 +229,11 @@ class Program:
         self._enqueue()
         self._cuda.synchronize()
         self._runs += 1
-        if self._runs == 2:  # The first run with new shapes may allocate, which no capture allows.
+        if self._runs == 2:  # The first run with new shapes may allocate, which a capture must not.
             self._capture()
 
     def _capture(self) -> None:
-        """Capture the program. If that fails, log it: the runs before succeeded without."""
+        """Capture the program. If that fails, only log it: the program runs without a capture."""
         try:
             if not all(engine.capturable(call) for engine, call in self._work):
                 raise PassError("is_stream_capturable says no")

@@ -1,9 +1,10 @@
-"""Chooses the engine set of a bundle that fits this machine, and holds what its engines share.
+"""Chooses the engine set of a bundle that runs on this machine (`choose_engines`), and holds what
+its engines share (`Shared`): scratch memory, errors, compiled kernels.
 
-TensorRT-RTX compiles kernels for the shapes of a context at its first run. By default it does so in
-the background, and meanwhile runs slower kernels, which a captured graph would keep. So contexts
-made here compile before they run. The compiled kernels are kept beside the engines for the next
-process.
+TensorRT-RTX compiles kernels for the shapes of a context at the context's first run. By default it
+does so in the background, and meanwhile runs slower kernels, which a captured graph would keep. So
+contexts made here compile before they run. The compiled kernels are kept beside the engines for the
+next process.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ log = logging.getLogger("pass_runtime.backends")
 
 
 class RuntimeCache:
-    """TensorRT-RTX's cache of compiled kernels, for all engines of a set. It must live as long as
-    their contexts. If its file cannot be read or written, nothing fails, but kernels are compiled
-    again."""
+    """TensorRT-RTX's cache of compiled kernels, for all engines of a set, which must live as long
+    as their contexts. If its file cannot be read or written, kernels are compiled again."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
@@ -35,7 +35,7 @@ class RuntimeCache:
         self._saved = b""
 
     def config(self, engine: Any) -> Any:
-        """The runtime configuration to create contexts of `engine` with."""
+        """Return the runtime configuration with which to create contexts of `engine`."""
         library, config = self._library, engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(
             library.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -57,7 +57,7 @@ class RuntimeCache:
             self._saved = self._path.read_bytes()
         except OSError:
             return
-        # The library refuses a cache of another GPU, driver or version. It is replaced later.
+        # The library refuses a file of another GPU, driver or version, which `save` then replaces.
         if not self._cache.deserialize(self._saved):
             self._saved = b""
 
@@ -75,25 +75,25 @@ class RuntimeCache:
             log.info("compiled kernels are not kept for the next process: %s", error)
 
     def close(self) -> None:
-        """Release the cache. All contexts must be gone."""
+        """Free the cache, after all contexts."""
         self._cache = None
 
 
 MAX_KEPT_ERRORS = 4
-"""An error message repeats at most this many of the library's last errors."""
+"""An error message repeats at most this many of the library's latest errors."""
 
 
 @dataclass
 class Scratch:
-    """Device memory for activations, which all contexts share, because only one runs at a time. If
-    an engine needs a larger block, older contexts and graphs go on using theirs."""
+    """A block of device memory for activations, which all contexts share, because only one runs at
+    a time. If an engine needs a larger block, older contexts and graphs go on using theirs."""
 
     cuda: Cuda
     size: int = 0
     address: int = 0
 
     def reserve(self, size: int) -> tuple[int, int]:
-        """The address and the size of a block of at least `size` bytes."""
+        """Return the address and the size of a block of at least `size` bytes."""
         if size > self.size or not self.address:
             self.address, self.size = self.cuda.allocate(size), size
         return self.address, self.size
@@ -101,8 +101,8 @@ class Scratch:
 
 @dataclass
 class Shared:
-    """What all engines of a backend share. library: the TensorRT module. compiled_kernels: None if
-    the library compiles no kernels at run time."""
+    """What all engines of a backend share. library: the TensorRT module. compiled_kernels: the
+    cache of kernels; None if the library compiles none at run time."""
 
     library: Any
     cuda: Cuda
@@ -122,11 +122,11 @@ class Shared:
             self.compiled_kernels.save()
 
     def clear_errors(self) -> None:
-        """Forget the library's errors so far, so that `reason` tells only of the next call."""
+        """Forget the library's errors so far, so that `reason` has only those of later calls."""
         self._errors.clear()
 
     def reason(self) -> str:
-        """Why the last call failed, by the library and CUDA. Raises DeviceLost if that is why."""
+        """Return why the last call failed, by library and CUDA; raise DeviceLost if that is why."""
         cuda_error = self.cuda.why()
         errors = [*dict.fromkeys(self._errors), *([cuda_error] if cuda_error else [])]
         self._errors.clear()
@@ -134,7 +134,7 @@ class Shared:
 
 
 OUTDATED = "were built from other graphs than the bundle has now"
-"""Follows "the engines" in a message."""
+"""Why engines cannot run; in error messages it follows "the engines"."""
 
 
 def choose_engines(
@@ -147,14 +147,14 @@ def choose_engines(
     *,
     why_absent: str = "",
 ) -> EngineSet:
-    """The newest engine set of `library` for this `version` and GPU. Raises PassError if none fits,
-    or an engine is not the file that was built. verify: check hashes. why_absent: the reason if
-    `device` is None."""
+    """Return the newest engine set that was built by this `version` of `library` for the GPU
+    `device`. Raises PassError if there is none, or if an engine is not the file that was built.
+    verify: also compare hashes. why_absent: the reason if `device` is None."""
     check_built(bundle, manifest, library)
     if device is None:
-        why = f" ({why_absent})" if why_absent else ""
+        reason = f" ({why_absent})" if why_absent else ""
         raise PassError(
-            f"{library.name} needs an NVIDIA GPU, and none is visible{why}; use --device cpu"
+            f"{library.name} needs an NVIDIA GPU, and none is visible{reason}; use --device cpu"
         )
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
@@ -181,16 +181,17 @@ def check_built(bundle: Path, manifest: Manifest, library: Library) -> None:
 
 
 def _command(bundle: Path, library: Library) -> str:
+    """Return the end of an error message: the command that builds engines."""
     return f"run: pass-export build {bundle} --engine {library.name}"
 
 
 def is_current(engines: EngineSet, manifest: Manifest) -> bool:
-    """Whether `engines` were built from the graphs that the bundle has."""
+    """Whether `engines` were built from the graphs that the bundle has now."""
     return engines.bundle == manifest.content_hash
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
-    """Why `engines` cannot run here, to follow "the engines" in a message; None if they can."""
+    """Return why `engines` cannot run here, to follow "the engines" in a message; else None."""
     if not is_current(engines, manifest):
         return OUTDATED
     if engines.version != version:
@@ -203,7 +204,7 @@ def why_not(engines: EngineSet, manifest: Manifest, version: str, device: Device
 
 
 def fits(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> bool:
-    """Whether `engines` can run with this library version on this GPU."""
+    """Whether `engines` can run with library `version` on the GPU `device`."""
     return why_not(engines, manifest, version, device) is None
 
 
@@ -211,7 +212,7 @@ def verify_engines(
     bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None
 ) -> None:
     """Raise PassError if an engine of a set is missing, or is not the file that was built. hashes:
-    compare hashes, too, not only sizes. hash_cache: its hashes are not computed again."""
+    compare hashes, not only sizes. hash_cache: hashes that need not be computed again."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX, one API under two names. `Library` has their differences."""
+"""TensorRT and TensorRT-RTX, which have the same API. `Library` says how they differ."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ LibraryName = Literal["tensorrt", "tensorrt-rtx"]
 
 @dataclass(frozen=True)
 class Library:
-    """module: what to import. minimum: the oldest version with a KV cache update layer. install:
-    the exact command.
+    """How one of the two libraries is installed and used.
 
-    builds_ahead: whether it builds for other GPUs, and without one. targets: the compute
-    capabilities that it builds for, as `sm89`; () is only that of the local GPU.
-    least_width: the rows of the narrowest window. TensorRT-RTX 1.7 has another layout of linear
-    weights for one row, so an engine with a one-row profile beside others holds them twice (SmolLM2
-    fp16: 515 MB, not 304).
-    timing_cache: whether it keeps a timing cache; TensorRT-RTX times nothing while it builds.
+    module: the Python module. minimum: the oldest version (major, minor) with a KV cache update
+    layer. install: the command that installs it.
+    builds_ahead: whether it builds engines without a GPU, and for other GPUs.
+    targets: the compute capabilities that it builds for, as in `sm89`; () is only that of the GPU
+    at hand.
+    least_width: the rows of the narrowest window that engines are built for. TensorRT-RTX 1.7 has
+    another layout of linear weights for one row, so an engine with a one-row profile beside others
+    holds them twice (SmolLM2 fp16: 515 MB, not 304).
+    timing_cache: whether builds share a timing cache; TensorRT-RTX times nothing while it builds.
     compiles_kernels: whether, by default, it compiles kernels and allocates memory while an engine
     runs. A captured graph would not use the new kernels, and cannot contain the allocation.
     """
@@ -40,11 +42,12 @@ class Library:
     compiles_kernels: bool
 
     def unknown_target(self, wanted: Iterable[str]) -> str:
-        """A message about the first of the `wanted` targets that the library lacks; "" if none."""
+        """Return a message about the first of the targets `wanted` that the library does not build
+        for; "" if it builds for all."""
         unknown = sorted(set(wanted) - set(self.targets)) if self.targets else []
         if not unknown:
             return ""
-        # Without targets it also builds on Hopper GPUs, but refuses to load the engine.
+        # If no target is named, TensorRT-RTX builds on Hopper GPUs, but refuses to load the engine.
         hint = "; it refuses these GPUs (Hopper): use tensorrt, or ONNX Runtime (--device cuda)"
         ending = hint if unknown[0] == HOPPER else ""
         return f"{self.name} has no target {unknown[0]}; it has {', '.join(self.targets)}{ending}"
@@ -78,22 +81,22 @@ LIBRARIES: Mapping[str, Library] = {
 
 
 def find_library(name: str) -> Library:
-    """The library called `name`. Raises PassError if there is none."""
+    """Return the library called `name`. Raises PassError if there is none."""
     if name not in LIBRARIES:
         raise PassError(f"unknown engine {name!r}: choose one of {', '.join(LIBRARIES)}")
     return LIBRARIES[name]
 
 
 def import_library(chosen: Library) -> Any:
-    """Import the module of `chosen`. Raises PassError if it is missing or too old."""
+    """Import and return the module of `chosen`. Raises PassError if it is missing or too old."""
     try:
         library = importlib.import_module(chosen.module)
     except ImportError as error:
         raise PassError(
             f"{chosen.name} cannot be imported ({error}); run: {chosen.install}"
         ) from None
-    found = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
-    if found < chosen.minimum:
+    version = tuple(int(part) for part in re.findall(r"\d+", library.__version__)[:2])
+    if version < chosen.minimum:
         needed = ".".join(map(str, chosen.minimum))
         raise PassError(
             f"{chosen.name} {library.__version__} is older than {needed}, the first with a KV "
@@ -109,8 +112,7 @@ class ErrorList(Protocol):
 
 
 def make_logger(library: Any, errors: ErrorList, log: logging.Logger | None = None) -> Any:
-    """Make a logger for `library` that appends errors to `errors`, and logs errors and warnings to
-    `log`."""
+    """Return a logger for `library`: errors are added to `errors`, and logged as warnings are."""
     severity_of = library.ILogger
     levels = {
         severity_of.INTERNAL_ERROR: logging.ERROR,
