@@ -152,9 +152,9 @@ def choose_engines(
     verify: also compare hashes. why_absent: the reason if `device` is None."""
     check_built(bundle, manifest, library)
     if device is None:
-        reason = f" ({why_absent})" if why_absent else ""
+        cause = f" ({why_absent})" if why_absent else ""
         raise PassError(
-            f"{library.name} needs an NVIDIA GPU, and none is visible{reason}; use --device cpu"
+            f"{library.name} needs an NVIDIA GPU, and none is visible{cause}; use --device cpu"
         )
     candidates = [engines for engines in manifest.engines if engines.library == library.name]
     fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
