@@ -76,6 +76,7 @@ def choices_request(count: int) -> dict[str, Any]:
     return {"prompt": "x", "max_tokens": 64, "structured_outputs": {"choice": words}}
 
 
+# Lines of Lark grammars.
 CHAINED_RULES = (*(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"')
 ANY_TEXT_RULES = ("a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/")
 BIASES = {f"x{i}": 1 for i in range(100_000)}

@@ -59,11 +59,11 @@ def test_a_line_overrides_the_flags(random_bundle: Path, tmp_path: Path):
         {"messages": messages},
         {"prompt": "fox"},
     )
-    plain, short, seed1, fast1, seed2, chat, again = (result["token_ids"] for result in results)
-    assert plain == again and len(plain) == 6  # a line does not change later ones
-    assert short == plain[:3] and results[1]["stats"]["lookahead"] == 2
-    assert seed1 == fast1 and len(seed1) == 20 and results[3]["stats"]["plan"] == "two-pass"
-    assert seed2 != seed1
+    first, short, seed_1, two_pass, seed_2, chat, last = (each["token_ids"] for each in results)
+    assert first == last and len(first) == 6  # a line does not change later ones
+    assert short == first[:3] and results[1]["stats"]["lookahead"] == 2
+    assert seed_1 == two_pass and len(seed_1) == 20 and results[3]["stats"]["plan"] == "two-pass"
+    assert seed_2 != seed_1
     session, options = load(random_bundle, "cpu", threads=1), GenerateOptions(6, ignore_eos=True)
     assert chat == session.chat(messages, options).result().token_ids
 
@@ -206,7 +206,7 @@ def test_results_can_be_written_to_a_fifo_or_a_device(tiny_bundle: Path, tmp_pat
     assert "no regular file" in line
 
 
-def test_fail_on_error(tiny_bundle: Path, tmp_path: Path):
+def test_fail_on_error_sets_the_exit_status(tiny_bundle: Path, tmp_path: Path):
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     command = ("batch", tiny_bundle, requests, results, *FLAGS, "--fail-on-error")
     write_jsonl(requests, {"prompt": "a"}, {"prompt": 5})
@@ -219,6 +219,7 @@ def test_fail_on_error(tiny_bundle: Path, tmp_path: Path):
 
 
 def test_help_has_one_default_for_the_seed():
+    """Other commands draw a random seed; batch has an option of its own in place of theirs."""
     text = " ".join(output("batch", "--help").split())
     assert text.count("seed + n - 1") == 1 and "[default: random]" not in text
 

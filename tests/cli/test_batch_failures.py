@@ -92,13 +92,13 @@ def test_a_request_that_fails_while_it_decodes(
 
 def fail_sessions(monkeypatch: pytest.MonkeyPatch, fatal_prompts: set[tuple[int, ...]]) -> None:
     """Make the worker, and with it the session, fail at a step with one of these prompts."""
-    scheduled = Scheduler.step
+    step = Scheduler.step
 
     def failing(scheduler: Scheduler) -> None:
         sequences = [*scheduler.waiting, *(slot.sequence for slot in scheduler.runner.busy)]
         if any(each.request.prompt_ids in fatal_prompts for each in sequences if each is not None):
             raise ValueError("no\ntwo")
-        scheduled(scheduler)
+        step(scheduler)
 
     monkeypatch.setattr(Scheduler, "step", failing)
 
@@ -176,7 +176,8 @@ def test_an_id_that_is_not_json(tiny_bundle: Path, tmp_path: Path, number: str):
     )
     assert pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 0
     first, second = (
-        json.loads(line, parse_constant=sys.exit) for line in results.read_text().splitlines()
+        json.loads(line, parse_constant=sys.exit)  # which fails on NaN and Infinity
+        for line in results.read_text().splitlines()
     )
     assert "JSON" in first["error"] and "id" not in first
     assert second["id"] == 7 and len(second["token_ids"]) == 6

@@ -206,7 +206,7 @@ def test_save_and_load(tiny_bundle: Path, tmp_path: Path):
     assert list(tmp_path.iterdir()) == [saved]
 
 
-BAD_FILES = {
+BAD_FILES = {  # case: the file's text, or None for no file
     "missing": None,
     "not JSON": "hello",
     "no list": '{"role": "user", "content": "a"}',

@@ -132,7 +132,7 @@ def test_the_chat_flag_applies_the_template(tiny_bundle: Path, flags: list[str],
     assert chat["prompt_ids"] == templated["prompt_ids"]
 
 
-REFUSED_FLAGS = {
+REFUSED_FLAGS = {  # case: (flags, words of the error)
     "empty stop": (["--stop", "a", "--stop", ""], "--stop is empty"),
     "unknown plan": (
         ["--plan", "AR"],
@@ -181,9 +181,9 @@ def test_a_prompt_that_fills_the_capacity_gets_one_token(
     tiny_bundle: Path, explain: tuple[str, ...]
 ):
     """Also with the default plan, `auto`, which otherwise times passes after the first token."""
-    ids = len(generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 1)["prompt_ids"])
-    prompt = PROMPT + "1" * (-ids % 4)  # a digit is a token, and capacities are multiples of 4
-    capacity = ids + -ids % 4
+    length = len(generated(tiny_bundle, "-p", PROMPT, "--max-new-tokens", 1)["prompt_ids"])
+    added = -length % 4  # capacities are multiples of 4
+    prompt, capacity = PROMPT + "1" * added, length + added  # a digit is one token
     answer = generated(tiny_bundle, "--capacity", capacity, "-p", prompt, *explain)
     assert len(answer["prompt_ids"]) == capacity
     assert (len(answer["token_ids"]), answer["finish_reason"]) == (1, "length")
@@ -255,7 +255,7 @@ def test_a_file_that_is_no_manifest_is_refused(tiny_bundle: Path, tmp_path: Path
     assert "pass_config.json" in refusal("generate", copy, "-p", PROMPT)
 
 
-USAGE = {
+USAGE = {  # case: (arguments, words of the error, the help that it names)
     "no command": ([], "missing command", "--help"),
     "unknown command": (["generat"], "'generat'", "--help"),
     "no bundle": (["generate"], "missing argument 'BUNDLE'", "generate --help"),
@@ -278,7 +278,7 @@ USAGE = {
 
 @pytest.mark.parametrize("case", USAGE)
 def test_usage_errors_are_one_line(case: str):
-    arguments, expected, see = USAGE[case]
+    arguments, expected, help_command = USAGE[case]
     line = refusal(*arguments)
     line = line.replace("option: --wrap", "option '--wrap'")  # click 8.1 words it differently
-    assert expected in line and line.endswith(f" {see}\n") and "; see " in line
+    assert expected in line and line.endswith(f" {help_command}\n") and "; see " in line
