@@ -42,7 +42,7 @@ cache=build/cpp
 mkdir -p "$cache"
 
 # --- packages of the system ----------------------------------------------------------------------
-packages() {
+packages() { # installs those that are missing
     command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be installed already"; return; }
     local wanted=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
     for name in "${wanted[@]}"; do
@@ -57,7 +57,7 @@ packages() {
 }
 
 # --- ONNX Runtime's library, from a Python environment -------------------------------------------
-find_library() {
+find_library() { # prints its path; fails if there is none
     [ -z "${ONNXRUNTIME_LIBRARY:-}" ] || { echo "$ONNXRUNTIME_LIBRARY"; return; }
     local python
     for python in "${PYTHON:-}" python3 .venv/bin/python; do
@@ -69,7 +69,7 @@ PY
     done
     return 1
 }
-library() {
+library() { # prints its path; without an onnxruntime, installs one into .venv
     find_library && return
     . scripts/environment.sh
     environment >&2
@@ -79,7 +79,7 @@ library() {
 # --- ONNX Runtime's headers, which no wheel has, from Debian's libonnxruntime-dev ----------------
 # Debian's sid is tried first, because its headers have plugin execution providers. Headers must not
 # be newer than the library.
-headers() { # $1: the library's path
+headers() { # $1: the library's path. Prints the directory of headers.
     [ -z "${ONNXRUNTIME_INCLUDE:-}" ] || { echo "$ONNXRUNTIME_INCLUDE"; return; }
     local suite newest # API version of the library
     newest=$(sed -n 's/.*libonnxruntime\.so\.1\.\([0-9]*\).*/\1/p' <<<"$1")
@@ -115,7 +115,7 @@ fetch_headers() {
 }
 
 # --- TensorRT's headers, from a Python package; without them engine sets cannot be run -----------
-tensorrt() {
+tensorrt() { # prints the directory of headers, or nothing
     [ -z "${TENSORRT_INCLUDE:-}" ] || { echo "$TENSORRT_INCLUDE"; return; }
     local package=kernel-lens==2.0.1 target=$cache/tensorrt python
     if [ ! -e "$target/done" ]; then

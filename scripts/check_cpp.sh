@@ -40,7 +40,7 @@ for number, ((folder, command), sources) in enumerate(joined.items()):
 Path("build/cpp/tidy/compile_commands.json").write_text(json.dumps(entries), "utf-8")
 PY
 }
-need() {
+need() { # installs Debian's package $1 if there is no command of its name
     command -v "$1" >/dev/null && return
     local install="apt-get install -y --no-install-recommends $1"
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die "$1 is missing; run: $install"

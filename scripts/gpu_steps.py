@@ -123,6 +123,7 @@ def _compare(copied: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8], wha
 
 
 def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
+    """Return the bytes per second that copies of `size` bytes in GPU memory read and write."""
     source, target = cuda.allocate(size), cuda.allocate(size)
 
     def seconds() -> float:
@@ -136,7 +137,8 @@ def _copy_bandwidth(api: Any, cuda: Cuda, size: int) -> float:
 
 
 def make_bundle(place: Path, device: str, sizes: Mapping[str, int], **options: Any) -> Path:
-    """Export a random Llama into `place`, and build engines if `device` needs them.
+    """Export a random Llama into `place`, and build engines if `device` needs them. Return the
+    bundle.
 
     A bundle and engines that are there already are reused. options: of ExportConfig.
     """
@@ -190,6 +192,7 @@ def time_rows(
     request = RowsOptions(SamplingParams(), tuple(rows), cached=capacity - widest)
     hidden = sizes["hidden"]
     key_size = hidden // sizes["heads"] * sizes["kv-heads"]
+    # Matrices of q and o, of k and v, and three of the MLP.
     weights = hidden * (2 * hidden + 2 * key_size + 3 * sizes["intermediate"])
     shared = {"layers": sizes["layers"], "capacity": capacity}
     shared["layer_bytes"] = FP16_BYTES * (weights + 2 * key_size * capacity)
@@ -229,9 +232,9 @@ def short_name(name: str) -> str:
         name = shorter
     name = re.sub(r"(\(anonymous namespace\)|\w+)::", "", name).partition("(")[0].strip()
     name = name or "unnamed"
-    return (f"{name} {operation[0]}" if operation and operation[0] != name else name)[
-        :MAX_NAME_LENGTH
-    ]
+    if operation and operation[0] != name:
+        name = f"{name} {operation[0]}"
+    return name[:MAX_NAME_LENGTH]
 
 
 def kernel_rows(plan: str, events: Iterable[Event], passes: int) -> list[dict[str, Any]]:
