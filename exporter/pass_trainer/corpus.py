@@ -44,10 +44,8 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters of a random document.
-
-        They begin with a line, or with a word if no line begins near a random offset.
-        """
+        """Return up to `characters` characters from a random line on, or from a word on if no line
+        begins near a random offset."""
         offset = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, offset)]
         start = rng.randrange(max(1, len(text) - characters))
@@ -61,10 +59,7 @@ class TextSource:
 
 
 def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
-    """Read the source of every path; None for the path SELF_NAME.
-
-    Raises PassError if a file is not usable text.
-    """
+    """Read every path; SELF_NAME gives None. Raises PassError if a file is not usable text."""
     if not paths:
         raise PassError("give a source of prompts: --data FILE, DIR, FILE.jsonl or self")
     return [None if str(path) == SELF_NAME else _read_source(path) for path in paths]

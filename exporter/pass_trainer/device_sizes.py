@@ -29,11 +29,8 @@ def device_bytes(device: torch.device) -> int | None:
 
 
 def shard_size(memory: int | None, geometry: Geometry, length: int) -> int:
-    """Return how many sequences of `length` tokens are written together.
-
-    64 on a CPU; on a GPU as many as have room for K/V and logits, a multiple of 64. memory: the
-    GPU's, in bytes, or None.
-    """
+    """Return how many sequences of `length` tokens are written together: 64 on a CPU; on a GPU a
+    multiple of 64 whose K/V and logits fit. memory: of the GPU in bytes, or None."""
     if memory is None:
         return SHARD_SEQUENCES
     sequence_bytes = _kv_bytes(geometry) * length + SAMPLING_COPIES * 4 * geometry.vocab_size
@@ -46,7 +43,7 @@ def batch_size(
 ) -> int:
     """Return how many sequences are in a step: 1 on a CPU; on a GPU what fits, at most MAX_BATCH.
 
-    memory: the GPU's, in bytes, or None. intermediate: the width of an MLP's inner layer.
+    memory: of the GPU in bytes, or None. intermediate: the width of an MLP's inner layer.
     """
     if memory is None:
         return 1

@@ -1,5 +1,5 @@
-"""Makes training text: the model continues prompts, which it wrote itself or which are excerpts of
-a corpus. The text is kept in files of many sequences each, the shards.
+"""Makes training text: the model continues prompts, its own or excerpts of a corpus, into files of
+many sequences each, the shards.
 
 A draft is accepted if the model would have written it, so the model's own text is the right text
 for training. The name of the shards' directory is a hash of everything that they depend on but the
@@ -31,8 +31,7 @@ from pass_trainer.text_writer import TextWriter
 from pass_trainer.torch_generate import chat_prompt, plain_ids
 
 SHARD_SEQUENCES = 64
-"""How many sequences a CPU writes together, and so the sequences of a shard. The last shard may
-have fewer."""
+"""The sequences of a shard if a CPU writes them. The last shard may have fewer."""
 MAX_CHARACTERS_PER_TOKEN = 12
 """Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
@@ -162,8 +161,8 @@ class Distiller:
         return size if sequences is None else min(size, sequences - shard * size)
 
     def _path(self, directory: Path, shard: int) -> Path:
-        """Return the path of a shard. A last shard with fewer sequences has another name, so that a
-        run with more sequences writes the whole shard."""
+        """Return the path of a shard. A last shard with fewer sequences has another name than the
+        whole shard, which a run with more sequences writes."""
         size = self._size(shard)
         part = "" if size == self.shard_size else f"-first-{size}"
         return directory / f"shard-{shard:05d}{part}.safetensors"
@@ -222,7 +221,6 @@ class Distiller:
         raise PassError(f"{source.name}: its messages are too long; use a larger --sequence-length")
 
     def _excerpt(self, rng: random.Random, source: TextSource) -> list[int]:
-        """Return an excerpt as a prompt, perhaps as a chat message."""
         as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
         size = rng.randint(*self.recipe.prompt)
         for _ in range(MAX_DRAWS):

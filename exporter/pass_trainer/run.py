@@ -54,10 +54,7 @@ class TrainReport:
 
 
 def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
-    """Train look-ahead weights. Raises PassError for a user's errors.
-
-    clock: measures the time of --minutes and of checkpoints.
-    """
+    """Train look-ahead weights. Raises PassError for a user's errors. clock: times the run."""
     schedule = Schedule(config.steps, config.minutes, clock)
     check_output(config)
     data_hash = digest(read_sources(config.data))
@@ -126,7 +123,6 @@ def make_checkpoint(
 
 
 def fitting_batch(config: TrainConfig, loaded: LoadedModel, device: torch.device) -> int:
-    """Return the default number of sequences per step for `device`."""
     return batch_size(
         device_bytes(device), loaded.geometry, int(loaded.model.config.intermediate_size), config
     )

@@ -1,5 +1,4 @@
-"""Says how far a training run is, by steps or by the clock, and what follows from that: learning
-rates, when held-out sequences are measured, and the end of the run."""
+"""Says how far a training run is, by steps or by the clock, and so what comes next."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: from step `start` on, its schedule is that of a run of `steps` or
-    `minutes`."""
+    """A part of a run: from step `start` on, it has the schedule of so many steps or minutes."""
 
     start: int
     steps: int | None
@@ -51,10 +49,8 @@ class Times:
 
 def learning_rate_factor(share: float, step: int) -> float:
     """Return the factor of the learning rates: a cosine over the run, down to FINAL_LR_RATIO, times
-    a linear warm-up of WARMUP_STEPS.
-
-    share: the share of the run that is done. step: the number of steps since the stage began.
-    """
+    a linear warm-up of WARMUP_STEPS. share: the part of the run that is done. step: the number of
+    steps since the stage began."""
     cosine = 0.5 * (1 + math.cos(math.pi * share))
     return min(1.0, (step + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 

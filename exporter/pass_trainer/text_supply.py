@@ -45,7 +45,7 @@ Way = Literal["first", "between", "beside"]
 class RunProcess:
     """One of the `count` processes of a run, which torchrun starts: its index and its device."""
 
-    device: str
+    device: torch.device
     index: int
     count: int
 
@@ -92,24 +92,22 @@ class WrittenHere:
 
 
 class WrittenBeside:
-    """Text that another process writes, which ends with this process.
-
-    check_deadline: is called again and again while this process waits, and may raise PassError.
-    """
+    """Text that another process writes, which ends with this process. check_deadline: is called
+    again and again while this process waits, and may raise PassError."""
 
     def __init__(
         self,
         distiller: Distiller,
         directory: Path,
         config: TrainConfig,
-        run_process: RunProcess,
+        process: RunProcess,
         check_deadline: Callable[[], None],
     ) -> None:
         self.distiller, self.directory, self._check_deadline = distiller, directory, check_deadline
         # A forked process could use neither the GPU nor torch's threads.
         context = multiprocessing.get_context("spawn")
         self._errors, errors = context.Pipe(duplex=False)
-        self._process = context.Process(target=write_beside, args=(config, run_process, errors))
+        self._process = context.Process(target=write_beside, args=(config, process, errors))
         self._process.start()
         errors.close()
 
@@ -124,11 +122,9 @@ class WrittenBeside:
     def check(self) -> None:
         """Raise PassError if the process ended with an error."""
         if self._process.exitcode not in (None, 0):
-            reason = (
-                self._errors.recv()
-                if self._errors.poll()
-                else f"it ended with code {self._process.exitcode}"
-            )
+            reason = f"it ended with code {self._process.exitcode}"
+            if self._errors.poll():
+                reason = self._errors.recv()
             raise PassError(f"the process that writes text: {reason}")
 
     def close(self) -> None:
@@ -136,22 +132,22 @@ class WrittenBeside:
         self._process.join()
 
 
-def write_beside(config: TrainConfig, run_process: RunProcess, errors: Connection) -> None:
-    """Write the shards of `run_process`, in a process of its own, until all exist or its parent
+def write_beside(config: TrainConfig, process: RunProcess, errors: Connection) -> None:
+    """Write the shards of `process`, in a process of its own, until all exist or its parent
     ends. errors: gets the message of a PassError."""
     # Ctrl-C also reaches the parent process, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        if torch.device(run_process.device).type == "cpu":  # Training has the other half of cores.
+        if process.device.type == "cpu":  # Training has the other half of the cores.
             torch.set_num_threads(max(torch.get_num_threads() // 2, 1))
         loaded = load_model(resolve(config.model, config.revision), config.dtype)
-        loaded.model.to(run_process.device)
-        distiller, directory = make_distiller(config, loaded, run_process, NoProgress())
-        shard = run_process.index
+        loaded.model.to(process.device)
+        distiller, directory = make_distiller(config, loaded, process, NoProgress())
+        shard = process.index
         while distiller.shard_count is None or shard < distiller.shard_count:
             distiller.write_missing(directory, [shard], lambda _done, _total: None)
-            shard += run_process.count
+            shard += process.count
     except PassError as error:
         errors.send(str(error))
         raise SystemExit(1) from None
@@ -184,13 +180,11 @@ def make_supply(
 
     check_deadline: see `WrittenBeside`.
     """
-    run_process = RunProcess(
-        str(accelerator.device), accelerator.process_index, accelerator.num_processes
-    )
-    distiller, directory = make_distiller(config, loaded, run_process, progress)
+    process = RunProcess(accelerator.device, accelerator.process_index, accelerator.num_processes)
+    distiller, directory = make_distiller(config, loaded, process, progress)
     distiller.check()
     if way_of(config, accelerator.device) == "beside":
-        return WrittenBeside(distiller, directory, config, run_process, check_deadline)
+        return WrittenBeside(distiller, directory, config, process, check_deadline)
     return WrittenHere(distiller, directory, accelerator)
 
 
@@ -205,13 +199,13 @@ def way_of(config: TrainConfig, device: torch.device) -> Way:
 
 
 def make_distiller(
-    config: TrainConfig, loaded: LoadedModel, run_process: RunProcess, progress: Progress
+    config: TrainConfig, loaded: LoadedModel, process: RunProcess, progress: Progress
 ) -> tuple[Distiller, Path]:
     """Return the distiller of a run and the directory of its shards."""
     cache = cache_directory() / "distilled" / model_cache_key(loaded.model)
-    memory = device_bytes(torch.device(run_process.device))
+    memory = device_bytes(process.device)
     distiller = Distiller(
-        _make_writer(config, loaded, cache, run_process, progress),
+        _make_writer(config, loaded, cache, process, progress),
         loaded.tokenizer,
         loaded.eos_token_ids,
         read_sources(config.data),
@@ -222,14 +216,9 @@ def make_distiller(
 
 
 def _make_writer(
-    config: TrainConfig,
-    loaded: LoadedModel,
-    cache: Path,
-    run_process: RunProcess,
-    progress: Progress,
+    config: TrainConfig, loaded: LoadedModel, cache: Path, process: RunProcess, progress: Progress
 ) -> TextWriter:
-    name = text_writer_name(config, torch.device(run_process.device), run_process.count)
-    if name == TorchTextWriter.name:
+    if text_writer_name(config, process.device, process.count) == TorchTextWriter.name:
         return TorchTextWriter(loaded.model, loaded.eos_token_ids)
     return BundleTextWriter(
         config.model, cache, config.recipe.length, progress, revision=config.revision
@@ -241,9 +230,8 @@ def text_writer_name(config: TrainConfig, device: torch.device, processes: int) 
     with several processes, because each process would export the bundle."""
     if config.write_with != "auto":
         return config.write_with
-    return (
-        BundleTextWriter.name if device.type == "cpu" and processes == 1 else TorchTextWriter.name
-    )
+    is_one_cpu = device.type == "cpu" and processes == 1
+    return BundleTextWriter.name if is_one_cpu else TorchTextWriter.name
 
 
 def model_cache_key(model: torch.nn.Module) -> str:

@@ -41,8 +41,7 @@ class Hooks:
 
     text(sequences done, all sequences): is called while the first text is written.
     step(steps done, share of the run done, loss): is called at every look.
-    evaluate(drafter, steps done): measures held-out sequences, about ten times in a run. Returns
-    the results as JSON.
+    evaluate(drafter, steps done): measures held-out sequences, and returns the results as JSON.
     """
 
     text: Step
@@ -169,10 +168,7 @@ class Pace:
 def record_losses(
     losses: list[torch.Tensor], step: int, history: History, schedule: Schedule, hooks: Hooks
 ) -> None:
-    """Move `losses` of the last steps from the device to the history, and report the last one.
-
-    Raises PassError if a loss is not finite.
-    """
+    """Move `losses` of the last steps from the device to the history, and report the last one."""
     values = torch.stack(losses).tolist()
     losses.clear()
     for loss_step, loss in enumerate(values, step - len(values)):

@@ -56,10 +56,8 @@ class TrainingText:
         return self._all
 
     def begin(self, joins: Sequence[Sequence[int]], dealt: int, progress: Step) -> None:
-        """Read the first text, or all text that a resumed run had.
-
-        joins: `Deck.joins` of the resumed run. dealt: how many indices it had dealt.
-        """
+        """Read the first text, or all that a resumed run had. joins: `Deck.joins` of that run.
+        dealt: how many indices it had dealt."""
         sequences = (joins[-1][1] if joins else 1) + self._held_out
         shards = -(-sequences // self._supply.distiller.shard_size)
         self._read(shards if self._schedule.by_clock else max(shards, self._due(0)), progress)
@@ -80,10 +78,8 @@ class TrainingText:
         return shards if end is None else min(shards, end)
 
     def join(self, step: int, wanted: int) -> None:
-        """Let the shards join that are due at `step`.
-
-        wanted: the result of the first process's `wanted`, so that all processes do the same.
-        """
+        """Let the shards join that are due at `step`. wanted: the result of the first process's
+        `wanted`, so that all processes do the same."""
         due = wanted if self._schedule.by_clock else self._due(step)
         if due > self._shard_count:
             self._read(due)
@@ -118,8 +114,5 @@ class TrainingText:
 
 
 def joined(a: Sequences, b: Sequences) -> Sequences:
-    return Sequences(
-        torch.cat([a.tokens, b.tokens]),
-        torch.cat([a.prompt_lengths, b.prompt_lengths]),
-        torch.cat([a.lengths, b.lengths]),
-    )
+    names = ("tokens", "prompt_lengths", "lengths")
+    return Sequences(*(torch.cat([getattr(a, name), getattr(b, name)]) for name in names))

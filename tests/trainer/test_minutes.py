@@ -191,7 +191,7 @@ def test_a_failure_of_the_writing_process_is_reported(config: TrainConfig, tmp_p
 
     config = replace(config, write_text="beside")
     loaded = load_model(resolve(config.model, None), "fp32")
-    alone = RunProcess("cpu", 0, 1)
+    alone = RunProcess(torch.device("cpu"), 0, 1)
     distiller, directory = make_distiller(config, loaded, alone, Silent())
     supply = WrittenBeside(
         distiller, directory, replace(config, model=str(tmp_path / "gone")), alone, lambda: None

@@ -24,14 +24,11 @@ from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
 """The Hessian's diagonal gets this times its mean added, so that Cholesky's method works."""
-
 FORECAST_MINUTES, FORECAST_SHARE = 30, 0.02
 """After FORECAST_SHARE of the work, a warning says how long all of it will take, if that is more
 than FORECAST_MINUTES."""
-
 MAX_DIRECT_SIZE = 128
 """The size of the largest triangular matrix that is inverted without being split into blocks."""
-
 OUTPUTS_PER_BATCH = 2048
 """Outputs that are rounded together: their weights in a block of inputs fit into a core's cache."""
 
@@ -40,14 +37,14 @@ OUTPUTS_PER_BATCH = 2048
 def gptq_model(
     model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step
 ) -> dict[str, QuantizedWeight]:
-    """Round the decoder's layers and the LM head in place, on text with ids [N,T]. Return the codes
-    by the layer's name, "lm_head" for the LM head's.
+    """Round the decoder's layers and the LM head ("lm_head") in place. Return the codes by layer.
 
-    Layers whose number of inputs is not a multiple of the block size are not rounded.
+    Layers whose number of inputs is not a multiple of the block size are not rounded. ids: the
+    token ids [N,T] of the text.
     """
     layers, rounded = linear_layers(model), dict[str, QuantizedWeight]()
     assert spec.scheme is not None and spec.lm_head is not None
-    scheme, attention_scheme = spec.scheme, spec.attention_in or spec.scheme
+    default, attention_in = spec.scheme, spec.attention_in or spec.scheme
     forecast = Forecast(
         sum(rounding_cost(*layer.weight.shape) for layer in (*layers.values(), model.lm_head))
     )
@@ -66,8 +63,8 @@ def gptq_model(
         step(len(rounded), len(layers) + 1)
 
     def round_at(point: QuantPoint, x: torch.Tensor) -> None:
-        is_attention_in = point.kind == "attention_in"
-        round_readers(attention_scheme if is_attention_in else scheme, point.readers, x)
+        scheme = attention_in if point.kind == "attention_in" else default
+        round_readers(scheme, point.readers, x)
 
     handles = [
         layers[point.readers[0]].register_forward_pre_hook(

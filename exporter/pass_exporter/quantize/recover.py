@@ -27,18 +27,14 @@ turn. fp32 holds the file's values. fp16 rounds them, sometimes to a value that 
 gives. bf16 has fewer bits than the file's scales."""
 
 Fit = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scale, zero and offset of each block, float32 [blocks,1]: a value is (code - zero) * scale +
-offset."""
+"""Scale, zero, offset of blocks, float32 [blocks,1]: a value is (code - zero) * scale + offset."""
 Guess = Callable[[torch.Tensor], Fit]
 """Computes the Fit of blocks [blocks,BLOCK_SIZE] if a certain quantizer made them."""
 
 
 @dataclass(frozen=True)
 class _Format:
-    """A GGUF tensor type.
-
-    scheme: keeps its codes. guesses: returns the guesses to try, the likeliest first.
-    """
+    """A GGUF tensor type, with the scheme for its codes, and its guesses, the likeliest first."""
 
     scheme: WeightScheme
     guesses: Callable[[], Iterator[Guess]]
@@ -62,19 +58,14 @@ def recover(weight: torch.Tensor) -> QuantizedWeight | None:
 
 
 def _joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
-    def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
-        return (
-            None
-            if tensors[0] is None
-            else torch.cat([each for each in tensors if each is not None])
-        )
-
+    zero_points = [part.zero_points for part in parts if part.zero_points is not None]
+    offsets = [part.offsets for part in parts if part.offsets is not None]
     return QuantizedWeight(
         parts[0].scheme,
         torch.cat([part.data for part in parts]),
         torch.cat([part.scales for part in parts]),
-        joined([part.zero_points for part in parts]),
-        joined([part.offsets for part in parts]),
+        torch.cat(zero_points) if zero_points else None,
+        torch.cat(offsets) if offsets else None,
     )
 
 
@@ -88,8 +79,7 @@ def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
         return None
     min_code, max_code = (0, MAX_UNSIGNED_CODE["int4"]) if scheme.zero_points else (-128, 127)
     # The blocks that no guess has solved, and their indices.
-    unsolved, indices = blocks, torch.arange(len(blocks))
-    solution = None
+    unsolved, indices, solution = blocks, torch.arange(len(blocks)), None
     for tolerance, guess in (
         (tolerance, guess) for tolerance in TOLERANCES[weight.dtype] for guess in form.guesses()
     ):
@@ -98,9 +88,7 @@ def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
         codes = (unsolved - offset).div_(scale).add_(zero).round_().clamp_(min_code, max_code)
         error = _in_dtype((codes - zero) * scale + offset, weight.dtype).sub_(unsolved).abs_()
         is_solved = error.amax(-1) <= tolerance * unsolved.abs().amax(-1)
-        if (
-            solution is None
-        ):  # The first guess solves most blocks; later guesses replace the others.
+        if solution is None:  # Most blocks are solved; later guesses replace the others' values.
             solution = [codes, scale, zero, offset]
         else:
             for part, values in zip(solution, (codes, scale, zero, offset), strict=True):
@@ -136,10 +124,7 @@ def _max_distinct(blocks: torch.Tensor) -> int:
 
 
 def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
-    """Return the float16 scale by which `size` is `steps` codes, moved by `nudge` float16 values.
-
-    A block of zeros gets 1.
-    """
+    """Return size / steps in float16, moved by `nudge` float16 values; 1 for blocks of zeros."""
     scale = (size / steps).half()
     scale = (scale.view(torch.int16) + nudge).view(torch.float16).float()
     return torch.where((size > 0) & (scale > 0), scale, 1)

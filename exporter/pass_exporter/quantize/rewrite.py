@@ -38,9 +38,8 @@ ZERO_POINT = "activation.zero_point"
 """Name of the initializer that all activations share as their zero point: 0, int8."""
 
 MIN_SUM_COLUMNS = 16
-"""The least number of block sums of a row, padding included. ONNX Runtime merges equal constants of
-up to 8 numbers, and fuses no product whose constant has several readers, so the matrices that
-compute block sums must be larger."""
+"""A row has at least so many block sums. ONNX Runtime merges equal constants of up to 8 numbers,
+and fuses no product whose constant has several readers, so the sums' matrices must be larger."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
@@ -262,8 +261,7 @@ def _sum_columns(packed: QuantizedWeight) -> int:
 
 
 def _tensor(values: torch.Tensor, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.TensorProtocol:
-    """Return the transpose of values [out,n] as a tensor of `shape`: [n,out], or [out] if n is
-    1."""
+    """Return the transpose of values [out,n] as a tensor [n,out], or [out] if n is 1: `shape`."""
     transposed = values.T.contiguous()
     if dtype in (ir.DataType.INT4, ir.DataType.UINT4):
         nibbles = transposed.view(torch.uint8).flatten() & 15

@@ -3,8 +3,8 @@ and the drafts of a draft head. Tests compare the graphs with these functions.
 
 When a look-ahead row is computed, the token before it is not known; the draft head adds that token
 later. For row j = 0, 1, ... of a group, h_j is the hidden state that the LM head reads, l_j are the
-logits, and t_j is the token before the row (the new root, or the draft of row j-1). With W_hidden,
-W_token, W_state, W_out, table and bias, the arrays of `HeadArrays`:
+logits, and t_j is the token before the row (the new root, or the draft of row j-1). table, bias and
+the W are the arrays of `HeadArrays`:
 
     s_j = silu(h_j W_hidden + table[t_j] W_token + s_{j-1} W_state + bias)      s_{-1} = 0
     l_j(c) + table[c] . (s_j W_out)     is the logit of candidate token c as draft j

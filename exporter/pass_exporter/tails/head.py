@@ -140,16 +140,11 @@ def candidate_choices(tail: TailBuilder, head: HeadArrays, logits: ir.Value, cou
     if not has_candidate_subset(vocab_size):
         # The indices must depend on an input: with constant indices ONNX Runtime would fold the
         # Gather and the Cast, and keep a float32 copy of the table.
-        zero = op(
-            "Mul",
-            op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0])),
-            op.const(0),
-        )
-        return FullVocabulary(
-            op,
-            by_row(logits),
-            table_rows(op, head, op("Add", op.const(np.arange(vocab_size)), zero)),
-        )
+        any_active = op("ReduceMax", op.input("active", np.int64, ["batch"]), op.const([0]))
+        zero = op("Mul", any_active, op.const(0))
+        rows = by_row(logits)
+        ids = op("Add", op.const(np.arange(vocab_size)), zero)
+        return FullVocabulary(op, rows, table_rows(op, head, ids))
     blocks = noise.vocabulary_blocks(vocab_size)
     by_block = op("Reshape", logits, op.const([-1, count, size, blocks]))
     maxima = op("ReduceMax", by_block, op.const([2]), keepdims=0)

@@ -8,7 +8,7 @@ depth). A tail's graph has only the inputs that it reads:
     logits         [B,R,V] float32   the trunk's logits, one row per window row
     input_ids      [B,Q] int64       the window of this pass
     length         [B] int64         valid KV entries before the pass
-    active         [B] int64         1 takes part, 0 is masked
+    active         [B] int64         1 if the slot takes part, 0 if it is masked
     temperature    [B] float32       in sampling tails
     noise_offsets  [B,N,2] int64     in sampling tails: `noise.noise_offsets` of positions 0..N-1
     top_k          [B] int64         in truncated tails; 0: off

@@ -47,12 +47,8 @@ class NoiseNodes:
         op, u = self.op, self._uniform(self._table_sum(self._offsets(before, count, stream), count))
         one, half, third = op.const(1, F32), op.const(0.5, F32), op.const(-1 / 3, F32)
         series = op("Mul", u, op("Sub", op("Mul", u, op("Sub", op("Mul", u, third), half)), one))
-        return op(
-            "Where",
-            op("Less", u, op.const(noise.SERIES_LIMIT, F32)),
-            series,
-            op("Log", op("Sub", one, u)),
-        )
+        is_small = op("Less", u, op.const(noise.SERIES_LIMIT, F32))
+        return op("Where", is_small, series, op("Log", op("Sub", one, u)))
 
     def of_all_blocks(self, numbers: ir.Value) -> RowNoise:
         """Return the noise of R rows that may draw every block. numbers [B,R,I]: from `at`."""
@@ -65,11 +61,11 @@ class NoiseNodes:
     def of_candidates(
         self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int
     ) -> list[RowNoise]:
-        """Return for each of R = `rows` rows the noise, [B,1,K] and [B,1,8], of its K blocks.
+        """Return the noise of each of R = `rows` rows, [B,1,K] and [B,1,8], by its `blocks`
+        [B,R,K].
 
-        blocks [B,R,K]: the numbers of the blocks that a row draws from. numbers [B,P,I]: from `at`
-        for P = `count` positions. Row 0 draws for position before [B,1] + 1 of these, row 1 for the
-        next position, and so on.
+        numbers [B,P,I]: from `at` for P = `count` positions. Row 0 draws for position before [B,1]
+        + 1 of these, row 1 for the next position, and so on.
         """
         op, (start, _), (_, tokens) = self.op, *noise.entries_per_position(self.vocab_size)
         # Indices into the entries of all positions, one position after the other.
@@ -107,12 +103,8 @@ class NoiseNodes:
         op = self.op
         steps = np.repeat(1 + np.arange(count), 2).reshape(1, count, 2)
         positions = op("Add", op("Unsqueeze", before, op.const([1, 2])), op.const(steps))
-        return op(
-            "GatherElements",
-            op.input(stream, np.int64, ["batch", "positions", 2]),
-            positions,
-            axis=1,
-        )
+        offsets = op.input(stream, np.int64, ["batch", "positions", 2])
+        return op("GatherElements", offsets, positions, axis=1)
 
     def _tables(self) -> list[ir.Value]:
         """Return the two noise tables [rows,16] int32, which all tails of a bundle share."""
@@ -143,8 +135,5 @@ class NoiseNodes:
         x = op("Where", op("Less", total, modulus), total, op("Sub", total, modulus))
         is_noisy = op("Greater", op.per_request("temperature"), op.const(0, F32))
         scale = op("Where", is_noisy, op.const(noise.SCALE, F32), op.const(0, F32))
-        return op(
-            "Add",
-            op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale),
-            op.const(0.5 * noise.SCALE, F32),
-        )
+        scaled = op("Mul", op("Cast", x, to=int(ir.DataType.FLOAT)), scale)
+        return op("Add", scaled, op.const(0.5 * noise.SCALE, F32))

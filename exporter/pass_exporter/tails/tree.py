@@ -78,9 +78,7 @@ def build_tree_tail(
 
 def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return how many drafts are accepted and the row of the last one (0 if none), [B,1] each.
-
-    samples [B,D+1]: the token drawn in the root's row and in each draft's.
-    """
+    samples [B,D+1]: the tokens drawn in the rows of root and drafts."""
     op, plan = tail.op, tail.plan
     drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
     drawn = op("Gather", samples, op.const(np.array(plan.parents)), axis=1)
@@ -144,11 +142,8 @@ def _next_drafts(
 
 @dataclass(frozen=True)
 class _Level:
-    """The n rows of one depth that have children.
-
-    rows: their indices in the window. tokens [B,n]: the root or the drafts there. states [B,n,m]:
-    the draft head's states in which these drafts were chosen; None for the root.
-    """
+    """The n rows of one depth that have children: their indices in the window, their tokens [B,n],
+    and the draft head's states [B,n,m] that chose these tokens, None for the root."""
 
     rows: list[int]
     tokens: ir.Value
@@ -156,8 +151,7 @@ class _Level:
 
 
 def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return for each child (row, parent row) the index of its parent in the level, and its rank
-    among the parent's children."""
+    """Return for each child (row, parent row) its parent's index in the level, and its own rank."""
     parents = [parent for _, parent in children]
     return [
         (level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)
@@ -198,10 +192,9 @@ def _next_level(
     tokens: ir.Value,
     states: ir.Value,
 ) -> _Level:
-    """Return the level of the children that have children; `level` at the last depth.
+    """Return the level of the children (row, parent row) that have children; `level` if none has.
 
-    children: (row, parent row) of each. tokens [B,K]: the children's. states [B,n,m]: one for each
-    row of `level`.
+    tokens [B,K]: those of the children. states [B,n,m]: those of the rows of `level`.
     """
     indices = [i for i, (row, _) in enumerate(children) if row in plan.parents]
     if not indices:

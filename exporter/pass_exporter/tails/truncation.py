@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p as ONNX operators: which probabilities of a row are kept.
 
-Top-k and top-p keep some of a row's *candidates*, its MAX_CANDIDATES most likely tokens. Shapes: B
-batch size, R rows, V vocabulary size, K candidates.
+Top-k and top-p keep some of a row's *candidates*, its K = min(MAX_CANDIDATES, V) most likely
+tokens. B is the batch size, R the number of rows, V the vocabulary size.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ which is more than the sum's rounding error."""
 
 
 def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """Return the K = min(MAX_CANDIDATES, V) largest values of each row of p [B,R,V], [B,R,K] in
-    falling order.
+    """Return the largest values [B,R,K] of each row of p [B,R,V] in falling order.
 
     If the first FIRST_CANDIDATES of a row suffice for top-k and top-p, the row's others are 0. The
     search for the others runs in every row, because a CUDA graph cannot branch. In rows that do not
@@ -45,8 +44,7 @@ def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """Return the least probability [B,R,1] that top-k, then top-p, then min-p keep; 0 if all are
-    off.
+    """Return the least probability [B,R,1] that top-k, top-p and min-p keep; 0 if all are off.
 
     values [B,R,K]: the largest probabilities in falling order. candidates: K.
     """
@@ -58,6 +56,7 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)
     mass = op("Where", no_p, op.const(2, F32), top_p)  # more than any sum of probabilities
     limit = op("Where", in_top_k, mass, op.const(-1, F32))
+    # What a value that is not kept counts as in the minimum; if both are off, the minimum is 0.
     unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
 
     axis = op.const([2])
@@ -72,8 +71,7 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 
 
 def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
-    """Return whether the values `first` [B,R,FIRST_CANDIDATES] suffice for `smallest_kept`: bool
-    [B,R,1]."""
+    """Return whether the values `first` [B,R,FIRST_CANDIDATES] suffice: bool [B,R,1]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     mass = op("ReduceSum", first, op.const([2]), keepdims=1)
     reached = op("Greater", mass, op("Add", top_p, op.const(TOP_P_MARGIN, F32)))
@@ -88,10 +86,7 @@ def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
 
 
 def _block_maxima(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """Return the largest value [B,R,V/8] of each block of token ids (`pass_runtime.bundle.noise`).
-
-    None if some blocks are not full.
-    """
+    """Return the largest value [B,R,V/8] of each block of token ids; None if some are not full."""
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None
@@ -132,9 +127,8 @@ def _largest(
         if searched is not None:
             smallest = op("ReduceMin", largest, op.const([2]), keepdims=1)
             searched = op("And", searched, op("GreaterOrEqual", p, smallest))
-    return op.pair("TopK", _with_falling_rest(op, searched, p, vocab_size), op.const([k]), axis=-1)[
-        0
-    ]
+    values = _with_falling_rest(op, searched, p, vocab_size)
+    return op.pair("TopK", values, op.const([k]), axis=-1)[0]
 
 
 def _with_falling_rest(

@@ -52,10 +52,8 @@ class SeededPrompt:
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `max_tokens` tokens.
-
-    identity: a name of the model and its dtype, for the cache.
-    """
+    """Answers prompts with up to `max_tokens` tokens. identity: names model and dtype in the
+    cache."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
@@ -107,10 +105,8 @@ class AnswerWriter:
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Maps logits to the scores of Gumbel-max sampling, whose argmax is the sampled token.
-
-    width: the number of tokens of the longest prompt, to which the others are padded.
-    """
+    """Maps logits to the scores of Gumbel-max sampling, whose argmax is the sampled token. width:
+    the length of the longest prompt, to which the others are padded."""
 
     def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
         self._sampling = [p.sampling for p in prompts]
