@@ -69,6 +69,7 @@ class Schedule:
         self._steps, self._minutes = steps, minutes
         self._clock, self._start, self._earlier_seconds = clock, clock(), 0.0
         self.by_clock = minutes is not None
+        # This process's times, and the times of the last look.
         self._own = self._seen = Times()
         self._steps_start = 0.0
 

@@ -53,8 +53,8 @@ class Hooks:
 class Look:
     """What the first process decides at a look for all processes.
 
-    next_step: the number of steps at the next look. shards: how many shards of text have joined by
-    now, see `TrainingText.wanted`. save: whether a checkpoint is due.
+    next_step: the number of steps at the next look. shards: how many shards of text join up to now,
+    see `TrainingText.wanted`. save: whether a checkpoint is due.
     """
 
     next_step: int

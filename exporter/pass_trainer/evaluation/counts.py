@@ -115,7 +115,7 @@ Report = dict[str, dict[str, SplitCounts]]
 def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
     """Count the drafts of the answer `written` within its first `tokens` tokens.
 
-    drafts [anchors,L]: row k has the drafts for written[k + 1:], which a pass makes that ends with
+    drafts [anchors,L]: row k has the drafts for written[k + 1:], made by a pass whose last token is
     written[k].
     """
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
@@ -160,7 +160,7 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
     """Yield how many tokens each pass of fused decoding writes, for a text of `length` tokens.
 
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
-    accepted[k]: how many drafts are right of those that a pass makes that ends with token k.
+    accepted[k]: how many drafts are right of those made by a pass whose last token is token k.
     """
     yield 1
     begin = 1
