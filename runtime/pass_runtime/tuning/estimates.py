@@ -52,7 +52,7 @@ class ConditionalAcceptance:
         for i in range(min(accepted + 1, drafted)):
             self._hits[i] = (self._hits[i] + (i < accepted)) * (1 - 1 / AVERAGED_PASSES)
             self._trials[i] = (self._trials[i] + 1) * (1 - 1 / AVERAGED_PASSES)
-        # Every draft was accepted, so a draft after them is likelier to be accepted than assumed.
+        # Every draft was accepted, so one more draft would probably be accepted about as often.
         if drafted == accepted < len(self._prior):
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
@@ -122,9 +122,9 @@ def _line(points: Mapping[int, float], *, flat: bool = False) -> Callable[[int],
 
 
 class PassTimes:
-    """The seconds of a pass by its shape: an estimate, times the ratio of this shape, times the
-    slowness of all passes (on a busy machine, or in a longer text). Ratio and slowness are learned
-    from the passes that run.
+    """The seconds of a pass by its shape: an estimate, times a correction for this shape (its
+    ratio), times the slowness of all passes (on a busy machine, or in a longer text). Ratios and
+    slowness are learned from the passes that run.
 
     The estimate is the sum of four piecewise linear functions through timed passes: the trunk by
     rows, its extra time with look-ahead rows, the tail by sampled rows, its extra time by drafts.

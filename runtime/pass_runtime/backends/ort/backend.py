@@ -169,7 +169,7 @@ class OrtBackend(Backend):
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
             rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
-            # On the CPU, a token's K/V by a `DerivedTrunk` have the same bits in any window.
+            # On the CPU, a `DerivedTrunk` computes a token's K/V with the same bits in any window.
             same_entries=kind == "cpu"
             and not exact
             and derived is not None

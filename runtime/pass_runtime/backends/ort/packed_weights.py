@@ -1,9 +1,9 @@
 """`WeightCache`: packed weights, as ONNX Runtime's CPU kernels read them, in files that all
 processes memory-map.
 
-Otherwise, every session optimizes its graph and packs its weights into memory of its own. Here the
-first session of a trunk writes the results to the user's cache directory, and later sessions map
-them: they open faster, and the weights are in memory once, however many sessions there are.
+Without the cache, every session optimizes its graph and packs its weights into memory of its own.
+With it, the first session of a trunk writes the results to the user's cache directory, and later
+sessions map them: they open faster, and share one copy of the weights in memory.
 
 An entry of the cache is a directory packed/KEY/ with a graph, its weights, and a note. The note has
 the hashes of these files, or the reason why the weights cannot be used. An entry is renamed into

@@ -1,12 +1,12 @@
 """Opens the sessions of a trunk, and binds sessions of trunks and tails to memory, so that CUDA can
 capture their runs.
 
-With `enable_cuda_graph` the first run with a new graph number executes the graph three times: ONNX
-Runtime runs it until it allocates no more memory (twice), captures it, which computes nothing, and
-launches the captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). A tail
-writes the next window over the one that it reads, so it would advance three times. Therefore the
-inputs that a graph overwrites are saved before its first run and restored after it, and the graph
-is run once more.
+With its option `enable_cuda_graph`, ONNX Runtime executes a graph three times in the first run with
+a new `gpu_graph_id`: it runs the graph until that allocates no more memory (twice), captures it,
+which computes nothing, and launches the captured graph (`InferenceSession::Run` and
+`CUDAExecutionProvider::OnRunEnd`). A tail writes the next window over the one that it reads, so it
+would advance three times. Therefore the inputs that a graph overwrites are saved before its first
+run and restored after it, and the graph is run once more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OnFailure = Callable[[str], None]
 """A function that is called with the reason why a run could not be captured."""
 
 NO_GRAPH_ID = -1
-"""The graph number with which ONNX Runtime neither captures nor replays."""
+"""The `gpu_graph_id` with which ONNX Runtime neither captures nor replays."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class BoundTensor:
 
 
 class BoundSession:
-    """A session that is bound to memory for its inputs and outputs. On CUDA, its runs are captured
-    as graph number `graph_id`, which stays valid because addresses and shapes stay the same."""
+    """A session that is bound to memory for its inputs and outputs. On CUDA, its run is captured
+    under the number `graph_id`, and replayed: addresses and shapes stay the same."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class BoundSession:
             self._run()
             self._on_failure(str(error))
             return
-        if saved:
+        if saved:  # The graph was executed three times.
             self._put_back(saved)
             self._run()
 
@@ -115,7 +115,7 @@ class BoundSession:
 
 class BoundSessions(Generic[Key]):
     """The most recently used bound sessions, by key. ONNX Runtime keeps every CUDA graph that it
-    captured, so a session that is bound to the same addresses again gets its old graph number."""
+    captured, so a session that is bound to the same addresses again gets its old graph id."""
 
     MAX_BOUND = 256
     _new_graph_ids = itertools.count(1)
@@ -125,7 +125,7 @@ class BoundSessions(Generic[Key]):
         self._graph_ids: dict[Key, int] = {}
 
     def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
-        """Return the bound session of `key`, or bind one by `make` with the key's graph number."""
+        """Return the bound session of `key`, or bind one by `make`, which gets the graph id."""
         if key not in self._bound:
             self._bound[key] = make(self._graph_ids.setdefault(key, next(self._new_graph_ids)))
             if len(self._bound) > self.MAX_BOUND:
@@ -144,18 +144,18 @@ def bind(
     device: str,
     inputs: Sequence[BoundTensor],
     outputs: Sequence[BoundTensor],
-    cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
+    kv_cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
     graph_id: int,
     memory: Memory,
     on_failure: OnFailure,
 ) -> BoundSession:
-    """Bind `session` to the addresses of its inputs and outputs. cache: the inputs and outputs of
-    the KV cache. graph_id, memory, on_failure: as for `BoundSession`."""
+    """Bind `session` to the addresses of its inputs and outputs. kv_cache: inputs and outputs that
+    are the KV cache. graph_id, memory, on_failure: as for `BoundSession`."""
     kind, ordinal = split_device(device)
     binding, memory_name = session.io_binding(), PROVIDERS[kind][1]
     for bind_tensor, tensors in (
-        (binding.bind_input, (*inputs, *cache[0])),
-        (binding.bind_output, (*outputs, *cache[1])),
+        (binding.bind_input, (*inputs, *kv_cache[0])),
+        (binding.bind_output, (*outputs, *kv_cache[1])),
     ):
         for each in tensors:
             dtype = np.dtype(each.dtype)
@@ -175,7 +175,7 @@ def _run_options(graph_id: int) -> ort.RunOptions:
 @dataclass(frozen=True)
 class Trunks:
     """The sessions of the trunk: `plain` runs passes without look-ahead rows, `lookahead` those
-    with look-ahead rows. It is opened for the first such pass, and may be `plain`."""
+    with look-ahead rows. `lookahead` is opened for the first such pass, and may be `plain`."""
 
     plain: ort.InferenceSession
     open_lookahead: Callable[[], ort.InferenceSession]
@@ -241,7 +241,7 @@ def open_packed(
     manifest: Manifest,
     slots: int,
     threads: int,
-    cache: WeightCache,
+    weight_cache: WeightCache,
     probe: TrunkProbe,
 ) -> Trunks:
     """Open the trunk on the CPU with packed weights: a session for each of the bundle's graphs of
@@ -256,7 +256,9 @@ def open_packed(
             check_graph(trunk, manifest.trunk, manifest)
             return probe(trunk, lookahead_rows=file == lookahead_file)
 
-        session = cache.open(bundle, manifest, file, threads, probe_file, other, unsigned=unsigned)
+        session = weight_cache.open(
+            bundle, manifest, file, threads, probe_file, other, unsigned=unsigned
+        )
         if session is not None:
             check_graph(session, manifest.trunk, manifest)
         return session
@@ -267,7 +269,7 @@ def open_packed(
     # The graph with look-ahead rows reads all weights, so it is packed first, and the entry of the
     # plain graph links to its weights. If it is packed already, it is opened when it is needed.
     lookahead = None
-    if plain_file == lookahead_file or not cache.has(bundle, manifest, lookahead_file):
+    if plain_file == lookahead_file or not weight_cache.has(bundle, manifest, lookahead_file):
         lookahead = map_weights(lookahead_file)
         if lookahead is None:
             return open_unpacked()
