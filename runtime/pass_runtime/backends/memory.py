@@ -24,7 +24,7 @@ from pass_runtime.errors import PassError
 
 WIDE_CHUNK_ROWS = (2048, 1024)
 """The widths of wide prompt chunks, for GPUs: a chunk of 256 rows leaves a large GPU half idle. The
-memory for the activations of its rows stays reserved as long as the engine is open."""
+memory for the activations of a wide chunk stays reserved as long as the engine is open."""
 MAX_CHUNK_BYTES = 1 << 30
 """The memory that the activations of a wide chunk may take."""
 
@@ -35,13 +35,13 @@ def activation_bytes(
     """Estimate the bytes that a pass needs beside weights and KV cache: for the logits, and for the
     activations of one layer, as if no kernel were fused. rows: of a window. columns: cache entries
     that attention reads. logit_rows: rows of a window that get logits."""
-    element = item_size(model.dtype)
+    element_bytes = item_size(model.dtype)
     # twice, in float32
     logits = 2 * 4 * batch * logit_rows * model.vocab_size
     # four tensors as wide as the hidden states, and three of the MLP, which is 4 times as wide
-    layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element
+    layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element_bytes
     # attention's scores, and a byte of the mask for each
-    scores = batch * rows * model.heads * columns * (element + 1)
+    scores = batch * rows * model.heads * columns * (element_bytes + 1)
     return logits + layer + scores
 
 
@@ -232,15 +232,19 @@ class Buffers:
     def _address(
         self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike
     ) -> int:
+        """Return the address of the buffer `key`, which is allocated with `shape` at the first
+        call. key: name and shape; for rows of slots, the shape has -1 in place of the number of
+        slots."""
         if key not in self._addresses:
-            (name, row), size = key, max(math.prod(shape), 1) * item_size(dtype)
-            transient = name in self._transient and row[:1] == (-1,)
+            (name, key_shape), size = key, max(math.prod(shape), 1) * item_size(dtype)
+            transient = name in self._transient and key_shape[:1] == (-1,)
             self._addresses[key] = (
                 self._transient_address(name, size) if transient else self._memory.allocate(size)
             )
         return self._addresses[key]
 
     def _transient_address(self, name: str, size: int) -> int:
+        """Return the address of a block of `size` bytes or more that all shapes of `name` share."""
         available, address = self._largest.get(name, (0, 0))
         if size > available:
             size = max(size, 2 * available)
@@ -252,8 +256,7 @@ class Buffers:
 class KVCache:
     """The KV cache of all slots: for every layer a tensor [slots,KVH,S,D] of keys and one of values
     (KVH: KV heads, D: the size of a head). `capacity` is the KV capacity in tokens, 0 until the
-    first `resize`. S is `capacity` and the spare entries that a pass may overwrite after its
-    window.
+    first `resize`. S is `capacity` and the entries that padding may overwrite after a window.
 
     Slots are the outermost dimension, so that a pass over the first b slots is bound to the
     beginning of every tensor, and the prefill of one slot to that slot's part.

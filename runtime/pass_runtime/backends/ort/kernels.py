@@ -1,5 +1,4 @@
-"""Finds how ONNX Runtime's CPU kernels round on this machine, by running tiny graphs for about 6
-ms.
+"""Finds how ONNX Runtime's CPU kernels round on this machine: runs tiny graphs, for about 6 ms.
 
 ONNX Runtime has different kernels for different instruction sets. Their results differ in three
 ways that decide which graphs, paddings and caches can be used:
@@ -55,7 +54,7 @@ class Kernels(NamedTuple):
 
 
 EXACT = Kernels(exact_sums=True, least_rows=1, equal_softmax=True)
-"""For sessions that are opened with `exact`, whose products are computed in float32."""
+"""The kernels of `open_session(exact=True)`, which computes products in float32."""
 
 
 def find_kernels(manifest: Manifest) -> Kernels:
@@ -111,7 +110,7 @@ def least_rows(bits: int, block_size: int) -> int | None:
     differing = [
         n for n in ROW_COUNTS if not np.array_equal(_run(session, rows[:n]), all_results[:n])
     ]
-    # No number of rows differs, or a single row differs, or others do too.
+    # 1 if no results differ, 2 if only those of a single row do, and otherwise None.
     return {(): 1, (1,): 2}.get(tuple(differing))
 
 
@@ -121,7 +120,7 @@ def softmax_is_equal() -> bool:
     session = _open("Softmax", "", {}, (FLOAT, None), FLOAT)
     # Random scores of different sizes in many rows: another order of addition changes some sums.
     scores = 3 * np.random.default_rng(0).standard_normal((MAX_ROWS, 32)).astype(np.float32)
-    for count in range(1, 8):
+    for count in range(1, 8):  # fewer entries than fill a vector of 8
         masked = np.where(np.arange(32) < count, scores, np.float32(-np.inf))
         if not np.array_equal(_run(session, scores[:, :count]), _run(session, masked)[:, :count]):
             return False

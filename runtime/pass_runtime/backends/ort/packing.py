@@ -120,7 +120,8 @@ def pack(
 
 
 def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None) -> AlignedModel:
-    """Write the two files from the graph `saved`, and return their description; as for `pack`."""
+    """Write the two files from the graph `saved`, and return their description. other: see
+    `pack`."""
     data = f"{SAVED_STEM}.data"
     if other is not None:
         other_directory, description = other
@@ -145,7 +146,7 @@ def sample_logits(
     batch = capabilities.batch_size(min(capabilities.slots, 2))
     max_tokens = PROMPT_TOKENS + max(plan.width for plan in plans)
     backend.resize(capabilities.capacity(max_tokens), [0] * capabilities.slots)
-    # any tokens that differ: 7919 is a prime
+    # different tokens, since 7919 is a prime
     tokens = [7919 * i % capabilities.vocab_size for i in range(PROMPT_TOKENS)]
     for slot in range(batch):
         backend.prefill(slot, 0, tokens, PROMPT_TOKENS)

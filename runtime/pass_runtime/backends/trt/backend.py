@@ -63,7 +63,9 @@ class TrtBackend(Backend):
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}  # by what they run, see `_program`
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
-        self._capacity = self._columns = 0  # of the cache, and of the engines, which may be larger
+        # The present KV capacity, and the number of columns that holds it: the cache entries that a
+        # pass reads, one of the capacities that the engines were built for.
+        self._capacity, self._columns = 0, 0
         self._finalizer = weakref.finalize(
             self, _release, self._programs, self._engines, self._shared
         )
@@ -119,8 +121,7 @@ class TrtBackend(Backend):
         return self._capacity
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Change how many entries passes read of the cache, which is allocated once at full
-        size."""
+        """Change how many cache entries passes read. All of the cache is allocated at first."""
         if not self.cache.capacity:
             self.cache.resize(self._engine_set.capacities[-1], lengths)
         self._capacity = capacity
@@ -159,8 +160,8 @@ class TrtBackend(Backend):
 
     def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
         """Return the program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`.
-        Every key and number of columns (cache entries that a pass reads) has its own program,
-        because a captured graph contains addresses and shapes."""
+        Every key and number of columns has its own program, because a captured graph contains
+        addresses and shapes."""
         key = (what, self._columns, *key)
         if key not in self._programs:
             name = " ".join(map(str, (what, *key[2:], f"over {self._columns} columns")))
@@ -174,6 +175,7 @@ class TrtBackend(Backend):
         bindings = self.bindings.trunk(plan, batch, prefill=prefill)
         engine = self._engine(self.manifest.trunk)
         shapes, addresses = self._shapes_and_addresses(bindings)
+        # Of this input only the length matters.
         columns = Binding(
             COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False
         )
