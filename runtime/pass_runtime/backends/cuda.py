@@ -200,7 +200,7 @@ class Cuda:
     _process: int = field(default_factory=os.getpid)
     failure: DeviceLost | None = None
     _capturing: bool = False
-    _staged: npt.NDArray[np.uint8] | None = None
+    _staging: npt.NDArray[np.uint8] | None = None
     _in_flight: int = 0
     """The bytes at the beginning of the staging memory that the device may not have read yet."""
 
@@ -327,11 +327,11 @@ class Cuda:
         if the staging memory is smaller."""
         if size > self.staging_bytes:
             return None
-        if self._staged is None:
-            self._staged = self.pinned((self.staging_bytes,), np.uint8)
+        if self._staging is None:
+            self._staging = self.pinned((self.staging_bytes,), np.uint8)
         if self._in_flight + size > self.staging_bytes:
             self.synchronize()
-        address = int(self._staged.ctypes.data) + self._in_flight
+        address = int(self._staging.ctypes.data) + self._in_flight
         self._in_flight += -(-size // STAGING_ALIGNMENT_BYTES) * STAGING_ALIGNMENT_BYTES
         return address
 

@@ -61,7 +61,7 @@ def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, .
     cycles += map(fused_cycle, dict.fromkeys(group_sizes))
     for drafts in () if capabilities is None else capabilities.exact_trees:
         if (full := tree_depth(drafts)) <= depth:  # A full group has as many rows.
-            # One row after any draft on a path with a later choice: it is seldom accepted.
+            # Drafts whose path has a later choice are seldom accepted: one row follows them.
             smaller = [
                 1 if any(node) else max(full - len(node), 1) for node in tree_nodes(drafts, depth)
             ]
@@ -224,8 +224,9 @@ class Tuner:
     def ngram(
         self, match_length: int, own: dict[int, ConditionalAcceptance] | None = None
     ) -> ConditionalAcceptance:
-        """Return the acceptance of n-gram drafts after a match of `match_length` tokens. own: one
-        sequence's acceptances by `match_length`, completed here; None: of all sequences."""
+        """Return the acceptance of n-gram drafts after a match of `match_length` tokens. own: the
+        acceptances of one sequence by match length, to which a missing one is added; without
+        `own`, return the acceptance in all sequences."""
         if match_length not in self.ngram_acceptance:
             prior = FORCED_PRIOR if match_length == FORCED_MATCH else NGRAM_PRIOR
             self.ngram_acceptance[match_length] = ConditionalAcceptance([prior] * self.max_drafts)

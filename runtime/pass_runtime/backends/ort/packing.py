@@ -120,8 +120,7 @@ def pack(
 
 
 def _write(saved: Path, directory: Path, other: tuple[Path, AlignedModel] | None) -> AlignedModel:
-    """Write the two files from the graph `saved`, and return their description. other: see
-    `pack`."""
+    """Write both files from the graph `saved`, and return their description. other: see `pack`."""
     data = f"{SAVED_STEM}.data"
     if other is not None:
         other_directory, description = other

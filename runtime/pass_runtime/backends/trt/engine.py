@@ -44,7 +44,7 @@ def engine_shapes(
     its length says how many cache entries the pass reads."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
-        rows = least_width if tensor.name in WINDOW_TENSORS else 0
+        rows = least_width if tensor.name in WINDOW_TENSORS else 0  # A fixed width is padded.
         sizes = (capacity if size == "capacity" else size for size in tensor.shape)
         shapes[tensor.name] = tuple(
             size if isinstance(size, str) else max(size, rows) for size in sizes
