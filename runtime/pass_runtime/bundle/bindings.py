@@ -89,7 +89,7 @@ class BundleBindings:
         window_width = self._padded_width(plan.width)
         logit_rows = 1 if prefill else plan.width
         if width > window_width and not prefill:
-            # Logits, too, are products that round differently with fewer than `least_rows` rows.
+            # Logits, too, round differently with fewer than `least_rows` rows: pad theirs as well.
             logit_rows = width
         if width > plan.width:  # Only windows of one row are padded, so the result is a chain.
             constants = self.constants(prefill_plan(width))
@@ -139,8 +139,7 @@ class BundleBindings:
         )
 
     def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
-        """Return the bindings of the graph of log-probabilities after `plan`. processed: see
-        `tail`."""
+        """Return the bindings of the graph of log-probabilities. processed: as for `tail`."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
         inputs = [self._bind(tensor, sizes, plan, {}) for tensor in graph.inputs]
@@ -176,7 +175,9 @@ class BundleBindings:
         constant = constants.get(tensor.name)
         if constant is not None:
             buffer = f"{scope}{plan.name}.{tensor.name}"
-            return Binding(tensor.name, buffer, shape, tensor.dtype, False, constant=constant)
+            return Binding(
+                tensor.name, buffer, shape, tensor.dtype, by_slot=False, constant=constant
+            )
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_input(tensor.name) or tensor.name)
         return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, row_shape[1:])

@@ -45,7 +45,7 @@ class HeadArrays:
 
 @dataclass(frozen=True)
 class ArrayRegion:
-    """The place of an array in the file. offset: of its first byte. nbytes: its size in bytes."""
+    """The place of an array in the file. offset: the place of its first byte. nbytes: its size."""
 
     offset: int
     shape: tuple[int, ...]

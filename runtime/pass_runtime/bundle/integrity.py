@@ -2,9 +2,9 @@
 
 Reading a large model takes long, so the hashes of files that were read are cached in the user's
 cache directory. A cached hash belongs to a file with the same device, inode, size, mtime and ctime.
-A changed file has another ctime: unlike the mtime, no program can set it back. The hash of a file
-that changed a moment ago is not cached, because a second change within the same tick of the file
-system's clock would not change the times.
+A changed file has another ctime, which no program can set back, unlike the mtime. The hash of a
+file that changed a moment ago is not cached, because a second change within the same tick of the
+file system's clock would not change the times.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class HashCache:
     def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
         """Whether the file `path` has this hash. compute: reads a file and returns its hash; called
         unless the cache has this hash for the file."""
-        before = _identity(path)
-        if self._cached.get(before) == sha256:
+        identity = _identity(path)
+        if self._cached.get(identity) == sha256:
             return True
         actual = compute(path)
         status = path.stat()
         age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
-        if before == _identity(path) and age_ns > MIN_AGE_NS:  # It did not change meanwhile.
-            self._new[before] = actual
+        if identity == _identity(path) and age_ns > MIN_AGE_NS:  # It did not change meanwhile.
+            self._new[identity] = actual
         return actual == sha256
 
     def save(self) -> None:

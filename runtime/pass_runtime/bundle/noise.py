@@ -37,8 +37,8 @@ BITS = 30
 """Random bits in an entry of the tables."""
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_LIMIT = np.float32(2.0**-8)
-"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3. The relative error is below u^3/4 <
-2^-25."""
+"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3, with an error of u^3/4 < 2^-25 at
+most."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
 """Tail inputs with offsets, each with noise of its own. The match rule draws the model's tokens and
@@ -85,7 +85,7 @@ def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
 
 def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -> Words:
     """Return four random words for each of N counters: [N] -> [N,4] uint32. seed: the 64-bit key.
-    stream: the third word of Philox's counter, after the two of a counter."""
+    stream: the third word of Philox's counters; the first two words are the counter's own."""
     counter = np.zeros((len(counters), 4), np.uint32)
     counter[:, 2] = stream
     counter[:, 0] = counters & 0xFFFFFFFF
@@ -95,7 +95,7 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """Return K, how many blocks the vocabulary has. The last ids of some may be beyond it."""
+    """Return K, how many blocks the vocabulary has. Some may have a last id beyond it."""
     return -(-vocab_size // BLOCK_SIZE)
 
 

@@ -106,7 +106,7 @@ def _smallest_kept_probability(
     ranked = -np.sort(-p, axis=-1)[:, :MAX_CANDIDATES]
     if params.top_k:
         ranked = ranked[:, : params.top_k]
-    total = ranked.sum(-1, keepdims=True) if params.top_k else 1
+    total = ranked.sum(-1, keepdims=True) if params.top_k else 1  # top-p counts what top-k keeps
     share = ranked / total
     is_kept = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
     # 2 is more than any probability, so it is never the smallest.

@@ -1,5 +1,5 @@
-"""The parameters with which tokens are sampled. `reference` defines what those of them do that
-tails read, and `pass_exporter.tails.definitions` what biases and penalties do."""
+"""The parameters with which tokens are sampled. `reference` defines how a token is drawn with them,
+and `pass_exporter.tails.definitions` what biases and penalties do before."""
 
 from __future__ import annotations
 

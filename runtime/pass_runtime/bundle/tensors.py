@@ -9,12 +9,11 @@ PAST, PRESENT = "past_", "present_"
 LOOKAHEAD_ROWS, HIDDEN_OUTPUT = "lookahead_rows", "hidden"
 """The input of a trunk with an adapter or a draft head, and the output that a draft head reads."""
 COLUMNS = "columns"
-"""An input that only trunks for TensorRT have. Its length says how many cache entries a pass
-reads."""
+"""An input of trunks for TensorRT, whose length says how many cache entries a pass reads."""
 PROCESSED_LOGITS = "processed_logits"
 """The output of the logits processors, which the tail then reads in place of `logits`."""
 WINDOW_TENSORS = ("input_ids", "next_ids")
-"""A tail's tensors with window ids: of this pass, and of the next."""
+"""A tail's tensors with the ids of a window: this pass's, and the next one's."""
 MODEL_SIZES = ("vocab_size", "hidden_size", "kv_heads", "head_dim")
 """The sizes in `trunk_shapes` that are fields of `manifest.ModelInfo`; the others are symbolic."""
 SIZES = (

@@ -46,6 +46,7 @@ class DraftPolicy:
         next_plan: the next plan of the cycle; None if it cannot verify drafts. plans: the plans of
         a separate pass; plans[i] verifies i + 1 drafts.
         """
+        # A next plan that verifies drafts gets the n-gram drafts into its own window.
         return len(plans) if next_plan is None else 0
 
 
@@ -59,9 +60,9 @@ class ExpectedRate(DraftPolicy):
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:
         ngram = cumulative_acceptance(self._acceptance(slot).rates)
         lookahead = cumulative_acceptance(self._tuner.lookahead_acceptance.rates)
-        accepted_ngram = float(ngram[1 : plan.depth + 1].sum())
-        accepted_lookahead = float(lookahead[1 : slot.num_drafts + 1].sum())
-        return accepted_ngram > accepted_lookahead
+        expected_ngram = float(ngram[1 : plan.depth + 1].sum())
+        expected_lookahead = float(lookahead[1 : slot.num_drafts + 1].sum())
+        return expected_ngram > expected_lookahead
 
     def ngram_count(
         self, slots: Sequence[Slot], next_plan: Plan | None, plans: Sequence[Plan]

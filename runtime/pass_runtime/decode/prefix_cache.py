@@ -22,7 +22,7 @@ BLOCK_TOKENS = 16
 their requests: a short prefill tells a client that another client's prompt begins like its own.
 With blocks a client has to guess this many tokens at once, not one after the other."""
 MIN_SAVED_TOKENS = 32
-"""The shortest prefix that is copied, in tokens: a shorter one takes only a pass or two again."""
+"""The shortest prefix that is copied, in tokens: prefilling fewer again costs a pass or two."""
 COMPARED_TOKENS = 64
 """How many tokens are compared at once, which is faster than one by one."""
 

@@ -35,8 +35,7 @@ class Grammar(Protocol):
 
 
 class BadWordMatcher(Protocol):
-    """The bad words of a request (`text.bad_words.BadWords`). A text's state is a number, at first
-    0."""
+    """The bad words of a request (`text.bad_words.BadWords`). The state of an empty text is 0."""
 
     def follow(self, state: int, token: int) -> int: ...
     def forbidden(self, state: int) -> Bits: ...

@@ -39,8 +39,8 @@ class StepResult:
 
     drafted: how many drafts the window had; of a tree, how deep it was. source: what proposed the
     drafts. tokens: those that the pass emitted. accepted_first_choices: how many accepted drafts,
-    from the first on, were first choices (all are, in a chain). last_row: the row of the last
-    accepted draft, or 0.
+    from the first on, were first choices (in a chain, all). last_row: the row of the last accepted
+    draft, or 0.
     """
 
     sequence: SequenceState
@@ -115,7 +115,7 @@ class Runner:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Free the slot of a finished sequence. It keeps the K/V for sequences that begin alike."""
+        """Free a finished sequence's slot, which keeps the K/V for sequences that begin alike."""
         self._set_kept(slot, slot.current.tokens[: slot.cached])
         slot.sequence = None
 
@@ -239,7 +239,7 @@ class Runner:
             self._mask(slot)
 
     def compact(self) -> list[Slot]:
-        """Move sequences to lower slots if a smaller batch then covers all. Return the slots."""
+        """Move sequences to lower slots if the batch can shrink. Return the slots that decode."""
         batch_size = self.backend.capabilities.batch_size
         while active := self.decoding:
             source = active[-1]

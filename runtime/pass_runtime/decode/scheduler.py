@@ -22,8 +22,8 @@ from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 MAX_PROMPT_TOKENS = 64
-"""While sequences decode, a step prefills little more tokens than this, in chunks of no more
-rows."""
+"""While some sequences decode, a step prefills about this many prompt tokens of others, in chunks
+of at most this many rows."""
 
 
 class QueueFull(PassError):
@@ -91,9 +91,9 @@ class Scheduler:
         self.release(len(sequences))
 
     def reserve(self, count: int, max_queue: int | None = None) -> None:
-        """Reserve places for `count` sequences, which `add` or `release` ends. There are as many
-        places as slots, and `max_queue` more (None: the session's max_queue). Every sequence has a
-        place until its end. Raises QueueFull if fewer than `count` places are free."""
+        """Reserve places for `count` sequences until `add` uses or `release` frees them. There are
+        as many places as slots, and `max_queue` more (None: the session's max_queue). Every
+        sequence has a place until its end. Raises QueueFull if fewer places are free."""
         taken = sum(sequence.finished is None for sequence in self._added) + self._reserved
         limit = self._max_queue if max_queue is None else max_queue
         slots = len(self.runner.slots)

@@ -72,8 +72,7 @@ class End:
 
 
 class TextReader(Protocol):
-    """Turns tokens into text and finds stop strings
-    (`pass_runtime.text.detokenizer.TextStream`)."""
+    """Turns tokens into text and finds stop strings (`text.detokenizer.TextStream`)."""
 
     def read(self, token: int) -> tuple[str, str | None]:
         """Return the text that is final with `token`, and the stop string that ends it or None."""
@@ -261,8 +260,8 @@ class Slot:
     many of the first K/V entries are bit-identical to a prefill's; it may exceed `cached`.
     num_drafts, source: how many drafts its window has, and what proposed them. staged: whether its
     window is on the device. masked: whether the device leaves the slot out of passes. ngram: drafts
-    for the next pass, from an n-gram match or a grammar. match_length: tokens of the match, or
-    FORCED_MATCH.
+    for the next pass, from an n-gram match (of match_length tokens) or a grammar (match_length is
+    FORCED_MATCH).
     """
 
     number: int
@@ -319,11 +318,9 @@ class NgramIndex:
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
-        self._following: dict[
-            tuple[int, ...], int
-        ] = {}  # by n-gram, the index after its newest place
-        # where the tokens begin that followed the match; 0 if there is none
-        self._match = 0
+        # by n-gram, the index of the token after its newest occurrence
+        self._following: dict[tuple[int, ...], int] = {}
+        self._match = 0  # the index of the token after the match; 0 if there is none
         self.match_length = 0
         """How many of the last tokens the match has; 0 if there is none."""
         self.extend(tokens)

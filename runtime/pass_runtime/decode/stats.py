@@ -72,6 +72,7 @@ class Stats:
         """[L]: for i = 1 to L, the share of all steps in which draft i was accepted."""
         if not self.steps:
             return []
+        # a copy, as another thread may be recording a pass
         steps = tuple(self.steps_by_accepted.items())
         return [
             sum(times for accepted, times in steps if accepted > i) / self.steps

@@ -79,8 +79,8 @@ T = TypeVar("T")
 
 
 class Places:
-    """Reserved places of the scheduler, one for each of `count` sequences. They are given back when
-    a `with` block of this object ends or the object is garbage; `submit` takes them over."""
+    """Places (slots, or places in the queue) reserved for `count` sequences. They are given back
+    when a `with` block of this object ends or the object is garbage; `submit` takes them over."""
 
     def __init__(self, count: int, release: Callable[[int], None]) -> None:
         self.count, self._release = count, release
@@ -141,7 +141,7 @@ class Worker:
                 self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` between two steps in the thread that decodes. Return its result or error."""
+        """Run `task` in the thread that decodes, between two steps. Return what it returns."""
         future: Future[T] = Future()
         with self._while_open():
             self._tasks.append((task, future))
@@ -150,7 +150,7 @@ class Worker:
 
     def close(self, release: Callable[[], None] | None = None) -> None:
         """Cancel every sequence, wait for the pass in progress, then call `release`, which frees
-        the backend. Repeated calls are allowed. Does nothing in a forked process."""
+        the backend. Repeated calls are allowed. In a forked process, do nothing."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -176,8 +176,8 @@ class Worker:
 
     def _start(self) -> None:
         """Start the thread if there is none. The caller holds the lock. If an interrupt (Ctrl-C)
-        comes before `self._thread` is set, the new thread ends at once, and the next request starts
-        a thread."""
+        comes before `self._thread` is set, the new thread ends, and the next request starts
+        another."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
             thread.start()
@@ -252,8 +252,8 @@ def _close_all() -> None:
 
 def _forget_all() -> None:
     """Keep a forked child from freeing engines. A child does not have the engines' threads, so
-    destructors would wait for ever, or abort. With the C library's on_exit, no destructor runs at
-    the child's end either."""
+    destructors would wait for ever, or abort. With the C library's on_exit, none runs at the
+    child's end either."""
     for worker in list(_live_workers):
         worker.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))

@@ -1,5 +1,5 @@
-"""Bad words, which the text of a request must not contain: which tokens would complete one. Also
-the automaton that finds them, with which `detokenizer` finds stop strings."""
+"""Finds the tokens that would complete a bad word, which the text of a request must not contain.
+The automaton for this also finds stop strings (`detokenizer`)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class Automaton:
                 self.word_length[state] = self.word_length[self.shorter[state]]
 
     def step(self, state: int, symbol: Hashable) -> int:
-        """Return the state after one more symbol. (A sequence takes at most two look-ups a
-        symbol.)"""
+        """Return the state after one more symbol. (On average, at most two look-ups a symbol.)"""
         while (following := self._next.get((state, symbol))) is None:
             if state == ROOT:
                 return ROOT
@@ -61,8 +60,8 @@ MAX_CACHED_MASKS = 64
 
 
 class TokenIndex:
-    """Finds the tokens that begin with given bytes, or contain them. It takes about 120 bytes of
-    memory a token.
+    """Finds the tokens that begin with given bytes, or contain them: it has the places of every
+    pair of bytes. It takes about 120 bytes of memory a token.
 
     texts: by id, the bytes that a token adds to a text. order: the ids, sorted by these bytes.
     longest: the number of bytes of the longest token.

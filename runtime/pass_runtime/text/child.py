@@ -36,7 +36,7 @@ from typing import IO, Any
 from pass_runtime.errors import FORKED, PassError
 
 HEADER = struct.Struct(">Q")
-"""The length of a message."""
+"""What comes before a message: its length in bytes."""
 WALL_SECONDS_PER_CPU_SECOND = 20
 """The limit of a call in wall-clock time is this many times its limit in CPU time."""
 START_SECONDS = 60
@@ -55,7 +55,7 @@ CHILD_PROGRAM = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call. memory_bytes: of what the call takes in addition to the set-up."""
+    """Limits of one call. memory_bytes: for what the call takes beside the set-up."""
 
     cpu_seconds: float
     memory_bytes: int

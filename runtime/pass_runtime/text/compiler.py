@@ -131,8 +131,7 @@ STEP_LIMITS: Mapping[str, Any] = {
     "max_lexer_states": 20_000,
     "verbose_errors": False,
 }
-"""llguidance's limits: two for a mask's work (about 10 ms), one for lexer states (2 to 7 KB
-each)."""
+"""llguidance's limits: two for a mask (about 10 ms), one for lexer states (2 to 7 KB each)."""
 NO_TOKEN = "NoExtension"
 """The beginning of llguidance's error if the text is not complete, and no token can follow."""
 
@@ -141,8 +140,7 @@ class Compiler:
     """Compiles constraints for one model. Any thread may call `compile`, but only one at a time."""
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """tokenizer: the content of tokenizer.json. end_tokens: the ids that end a text, not
-        none."""
+        """tokenizer: the text of tokenizer.json. end_tokens: the ids that end a text; not empty."""
         from llguidance import LLParserLimits, LLTokenizer
 
         plain: Any = PlainTokenizer(Tokenizer.from_str(tokenizer), vocab_size, end_tokens)

@@ -89,7 +89,7 @@ class Constraint:
         if self.json_object or self.schema:
             schema = json.loads(self.schema or '{"type": "object"}')
             if isinstance(schema, bool):
-                schema = {} if schema else {"enum": []}
+                schema = {} if schema else {"enum": []}  # as an object, for "x-guidance"
             form = {**schema, "x-guidance": JSON_FORM}
             return f"{name}: %json {json.dumps(form, ensure_ascii=False)}"
         if self.regex is not None:
@@ -113,7 +113,7 @@ def _lark_regex(pattern: str) -> str:
 
 
 def _json_text(schema: object) -> str:
-    """Return a JSON schema as JSON text. Raises PassError if `schema` is none."""
+    """Return a JSON schema as JSON text. Raises PassError if it is no schema."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         written = json.dumps(value, ensure_ascii=False)

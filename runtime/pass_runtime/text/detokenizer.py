@@ -6,8 +6,8 @@ versions release it.
 
 The tokenizers library decodes whole lists of tokens only. But its decoders treat every token alone,
 with three exceptions: the first token, white space that is stripped from the text's beginning, and
-characters whose bytes are in several tokens. So a text is the bytes of its tokens joined
-(`Vocabulary`), and `Detokenizer` takes care of the exceptions.
+characters whose bytes are in several tokens. So a text is the joined bytes of its tokens
+(`Vocabulary`), and `Detokenizer` treats the exceptions.
 """
 
 from __future__ import annotations
@@ -125,8 +125,7 @@ class Vocabulary:
         return [self._bytes(token) for token in range(count)]
 
     def _bytes(self, token: int, *, first: bool = False) -> bytes:
-        """Return what `token` adds to a text, as its `first` token or later; b"" if it is
-        special."""
+        """Return what `token` adds to a text (as its `first` token); b"" for special tokens."""
         piece = self._tokenizer.id_to_token(token)
         if piece is None or piece in self._special:
             return b""
@@ -301,8 +300,8 @@ class TextStream:
 
     stop: strings that end the text and are not part of it. A stop string that is the text of a
     special token ends the text at that token, although the text does not show special tokens.
-    min_tokens: how many tokens at first do not end the text. shown_special_tokens: those that are
-    shown.
+    min_tokens: how many tokens at first do not end the text. shown_special_tokens: special tokens
+    that are shown.
     """
 
     def __init__(
