@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) that act on look-ahead rows only.
 
 A linear layer y = W x of the frozen model becomes y = W x + B A x for look-ahead rows, with A
-[rank,in] and B [out,rank]; every other row stays bit-identical, which keeps decoding lossless
-(the gated LoRA of Samragh et al. 2025, arXiv 2507.11851).
+[rank,in] and B [out,rank]. The results of all other rows stay the same bit for bit, which keeps
+decoding lossless (the gated LoRA of Samragh et al. 2025, arXiv 2507.11851).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
 class Adapter(torch.nn.Module):
     """The matrices A and B of each adapted linear layer.
 
-    factors: (A, B) by the layer's name, such as `layers.0.mlp.down_proj`.
+    factors: A and B by the layer's name in the decoder, such as `layers.0.mlp.down_proj`. `names`
+    has these names in the same order; a layer's index is its place in `names`.
     """
 
     def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -39,23 +40,23 @@ class Adapter(torch.nn.Module):
         return int(self.lora_A[0].shape[0])
 
     def subset(self, indices: Sequence[int]) -> Adapter:
-        """Return an adapter for only the layers `names[i]`, i in `indices`."""
+        """Return an adapter of the layers with these `indices` alone."""
         return Adapter(
             {self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices}
         )
 
     def delta(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """Return B A x for the layer `names[index]`: [...,in] -> [...,out]."""
+        """Return B A x [...,out] for the input x [...,in] of the layer `names[index]`."""
         a, b = self.lora_A[index].to(x.dtype), self.lora_B[index].to(x.dtype)
         delta: torch.Tensor = (x @ a.T) @ b.T
         return delta
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors under their names in a weights file."""
-        pairs = zip(self.names, self.lora_A, self.lora_B, strict=True)
+        """Return the matrices by their names in a weights file (`model.lookahead`)."""
+        layers = zip(self.names, self.lora_A, self.lora_B, strict=True)
         return {
             f"{ADAPTER_PREFIX}{name}.{part}": tensor.detach()
-            for name, a, b in pairs
+            for name, a, b in layers
             for part, tensor in (("lora_A", a), ("lora_B", b))
         }
 
@@ -65,21 +66,18 @@ class Adapter(torch.nn.Module):
         model: PreTrainedModel,
         combine: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None,
     ) -> Iterator[None]:
-        """Adapt the decoder's layers within the block.
+        """Adapt the layers of the model's decoder within the block.
 
-        combine: computes a layer's adapted output from its output y, its input x and its index in
-        `names`; None adds `delta` to all rows.
+        combine: computes the adapted output of a layer from its output y, its input x and its
+        index; None adds `delta` to all rows.
         """
 
         def adapt(index: int) -> Callable[..., torch.Tensor]:
             def hook(
                 _: torch.nn.Module, inputs: tuple[torch.Tensor], y: torch.Tensor
             ) -> torch.Tensor:
-                return (
-                    y + self.delta(index, inputs[0])
-                    if combine is None
-                    else combine(y, inputs[0], index)
-                )
+                (x,) = inputs
+                return y + self.delta(index, x) if combine is None else combine(y, x, index)
 
             return hook
 
@@ -95,16 +93,16 @@ class Adapter(torch.nn.Module):
 
 
 def truncated(adapter: Adapter, rank: int) -> Adapter:
-    """Return the closest adapter with at most `rank`, by truncated SVDs of every B A."""
+    """Return the closest adapter with at most `rank`, by a truncated SVD of every B A."""
     if rank >= adapter.rank:
         return adapter
     factors = {}
     for name, a, b in zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True):
+        # B A = Q_b (R_b R_a') Q_a', so an SVD of the small product in brackets is enough.
         (q_b, r_b), (q_a, r_a) = torch.linalg.qr(b.detach()), torch.linalg.qr(a.detach().T)
         u, singular_values, v = torch.linalg.svd(r_b @ r_a.T)
-        roots = singular_values[
-            :rank
-        ].sqrt()  # each factor gets a square root of every singular value
+        # A and B each get the square root of every singular value.
+        roots = singular_values[:rank].sqrt()
         factors[name] = (
             (q_a @ v[:rank].T * roots).T.contiguous(),
             (q_b @ u[:, :rank] * roots).contiguous(),

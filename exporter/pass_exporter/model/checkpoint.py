@@ -1,7 +1,7 @@
-"""Checks that a checkpoint is complete and fits its configuration. Error messages name the tensors.
+"""Checks that a checkpoint is complete and fits its configuration.
 
-transformers only warns about such checkpoints: it fills missing tensors with random numbers and
-ignores unknown ones.
+transformers only warns about a checkpoint that does not: it fills missing tensors with random
+numbers, and ignores unknown ones.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from pass_runtime.errors import PassError
 
 MAX_NAMED_TENSORS = 3
-"""The most tensors that a message names. The message gives the number of the others."""
+"""The largest number of tensors that a message names. It gives only the number of the others."""
 
 
 def check_not_quantized(name: str, config: PretrainedConfig) -> None:
-    """Raise PassError for GPTQ, AWQ, bitsandbytes and the like, which the exporter cannot read."""
-    found = getattr(config, "quantization_config", None)
-    if found:
-        settings = found if isinstance(found, dict) else found.to_dict()
+    """Raise PassError if the checkpoint is quantized (by GPTQ, AWQ, bitsandbytes or the like): the
+    exporter cannot read its weights. name: that of the model, for the message."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
         method = settings.get("quant_method") or "its config.json has a quantization_config"
+        method = getattr(method, "value", method)  # of an enum, if it is one
         raise PassError(
-            f"{name} is already quantized ({getattr(method, 'value', method)}), which is not "
-            "supported: export the unquantized model, and pass --weights int4"
+            f"{name} is already quantized ({method}), which is not supported: export the "
+            "unquantized model, and pass --weights int4"
         )
 
 
 def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
     """Raise PassError unless the checkpoint has exactly the tensors of the model, in their shapes.
 
-    report: transformers' `output_loading_info`, which does not list tied tensors and computed
-    buffers.
+    report: transformers' `output_loading_info`. It has no entries for tied tensors and for computed
+    buffers, which a checkpoint may lack.
     """
     reshaped = [
-        f"{key} {list(stored)}, not {list(shape)}"
-        for key, stored, shape in report["mismatched_keys"]
+        f"{name} {list(stored)}, not {list(shape)}"
+        for name, stored, shape in report["mismatched_keys"]
     ]
     problems = [
-        f"{len(keys)} {what}: {_listed_names(keys)}"
-        for what, keys in (
+        f"{len(tensors)} {problem}: {_listed_names(tensors)}"
+        for problem, tensors in (
             ("missing", report["missing_keys"]),
             ("not part of the model", report["unexpected_keys"]),
             ("of another shape", reshaped),
         )
-        if keys
+        if tensors
     ]
     if problems:
         raise PassError(
@@ -60,59 +62,59 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
 
 
 def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
-    """Return the tensors of a .gguf file that the model lacks: transformers ignores them."""
+    """Return the names of the tensors in a .gguf file that the model does not have. transformers
+    ignores them."""
     reader = gguf.GGUFReader(str(file))
-    field = reader.fields["general.architecture"]
-    arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == field.contents())
-    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
-    split = (key.rpartition(".") for key in model.state_dict())
-    known = {f"{names.get_name(stem)}.{part}" for stem, _, part in split}
-    return {tensor.name for tensor in reader.tensors if tensor.name not in known}
+    name = reader.fields["general.architecture"].contents()
+    arch = next(arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items() if arch_name == name)
+    name_map = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    parameters = (parameter.rpartition(".") for parameter in model.state_dict())
+    of_model = {f"{name_map.get_name(module)}.{suffix}" for module, _, suffix in parameters}
+    return {tensor.name for tensor in reader.tensors} - of_model
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
     """Raise PassError if a tensor of the checkpoint contains NaN or an infinity."""
-    for key, tensor in model.state_dict().items():
+    for tensor_name, tensor in model.state_dict().items():
         extremes = torch.stack(torch.aminmax(tensor))  # If there is a NaN, both are NaN.
         if bool(torch.isfinite(extremes).all()):
             continue
+        place = f"{tensor_name} of {name}"
         if bool(torch.isnan(extremes).any()):
-            raise PassError(f"{key} of {name} holds NaN: the checkpoint is damaged, get it again")
+            raise PassError(f"{place} holds NaN: the checkpoint is damaged, get it again")
         if tensor.dtype == torch.float16:
             raise PassError(
-                f"{key} of {name} holds numbers beyond the range of fp16: choose --dtype bf16 "
-                "or fp32"
+                f"{place} holds numbers beyond the range of fp16: choose --dtype bf16 or fp32"
             )
-        raise PassError(
-            f"{key} of {name} holds infinite numbers: the checkpoint is damaged, get it again"
-        )
+        raise PassError(f"{place} holds infinite numbers: the checkpoint is damaged, get it again")
 
 
 def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise PassError if an id of the tokenizer, or an end token, is beyond the vocabulary."""
-    vocabulary = int(model.config.vocab_size)
-    added = tokenizer.backend_tokenizer.encode(
-        ""
-    ).ids  # tokens that the tokenizer adds to every prompt
-    largest = max((*tokenizer.get_vocab().values(), *added), default=0)
-    if largest >= vocabulary:
+    """Raise PassError if a token id of the tokenizer, or an end token of the generation config, is
+    not in the model's vocabulary."""
+    vocab_size = int(model.config.vocab_size)
+    added_to_prompts = tokenizer.backend_tokenizer.encode("").ids
+    largest = max((*tokenizer.get_vocab().values(), *added_to_prompts), default=0)
+    if largest >= vocab_size:
         raise PassError(
             f"the tokenizer of {name} has ids up to {largest}, but the model's vocabulary is "
-            f"{vocabulary}: put the tokenizer that the model was trained with beside it"
+            f"{vocab_size}: put the tokenizer that the model was trained with beside it"
         )
     for token in generation_eos(model) or ():
-        if not isinstance(token, int) or not 0 <= token < vocabulary:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
             raise PassError(
                 f"the eos_token_id {token!r} of {name} is not in the model's vocabulary of "
-                f"{vocabulary}: correct it in its generation_config.json, or in config.json if it "
+                f"{vocab_size}: correct it in its generation_config.json, or in config.json if it "
                 "has no such file"
             )
 
 
 def generation_eos(model: PreTrainedModel) -> tuple[Any, ...] | None:
-    """Return `eos_token_id` of the generation config as a tuple, or None if it has none."""
+    """Return `eos_token_id` of the model's generation config as a tuple; None if it states none."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return None if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    if ids is None:
+        return None
+    return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
 
 
 def damaged_file(directory: Path) -> str | None:
@@ -128,7 +130,5 @@ def damaged_file(directory: Path) -> str | None:
 
 def _listed_names(names: Iterable[str]) -> str:
     ordered = sorted(names)
-    more = (
-        f" and {len(ordered) - MAX_NAMED_TENSORS} more" if len(ordered) > MAX_NAMED_TENSORS else ""
-    )
-    return ", ".join(ordered[:MAX_NAMED_TENSORS]) + more
+    others = len(ordered) - MAX_NAMED_TENSORS
+    return ", ".join(ordered[:MAX_NAMED_TENSORS]) + (f" and {others} more" if others > 0 else "")

@@ -1,13 +1,13 @@
 """Finds the tokens with which a model ends a text or a turn.
 
-Several files of a checkpoint state some of these tokens each. As in vLLM and llama.cpp, all of them
-are used.
+Each of several files of a checkpoint states some of these tokens. As in vLLM and llama.cpp, the
+tokens of all files are used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
-"""Keys `tokenizer.ggml.{}_token_id` of a .gguf file: the ends of a text, turn and message."""
+"""A .gguf file has the ends of a text, a turn and a message as `tokenizer.ggml.<name>_token_id`."""
 SAMPLE_QUESTION, SAMPLE_ANSWER = "Is it raining?", "It is a sunny day"
+"""A chat template writes a conversation of these, in which the token after the answer is read."""
 
 
 def end_tokens(
@@ -29,12 +30,12 @@ def end_tokens(
     location: str,
     kwargs: dict[str, Any],
 ) -> tuple[int, ...]:
-    """Return the ids that end a text or a turn, those of the generation config first.
+    """Return the ids that end a text or a turn, those of the generation config first. Ids beyond
+    the vocabulary are left out, because the model cannot emit them.
 
-    location, kwargs: the arguments of `from_pretrained`. Ids beyond the vocabulary are left out,
-    because the model cannot emit them.
+    location, kwargs: the arguments of `from_pretrained`.
     """
-    stated: list[Any] = [generation_eos(model)]
+    stated: list[Any] = [generation_eos(model)]  # an id, ids, or None, for each source
     if "gguf_file" in kwargs:
         fields = gguf.GGUFReader(str(Path(location) / kwargs["gguf_file"])).fields
         stated += [
@@ -43,18 +44,14 @@ def end_tokens(
             if (key := f"tokenizer.ggml.{end}_token_id") in fields
         ]
     else:
-        # The raw file: an object of a configuration class has a default end token if the file
+        # From the file itself, because a configuration object has a default end token if the file
         # states none.
         stated.append(PretrainedConfig.get_config_dict(location, **kwargs)[0].get("eos_token_id"))
     stated += [tokenizer.eos_token_id, list(_template_ends(tokenizer))]
-    found = dict.fromkeys(token for ids in stated for token in _as_sequence(ids))
-    return tuple(
-        token for token in found if isinstance(token, int) and 0 <= token < model.config.vocab_size
-    )
-
-
-def _as_sequence(ids: Any) -> Iterable[Any]:
-    return () if ids is None else ids if isinstance(ids, list | tuple) else (ids,)
+    lists = (ids if isinstance(ids, list | tuple) else [ids] for ids in stated)
+    unique = dict.fromkeys(token for ids in lists for token in ids)
+    vocab_size = model.config.vocab_size
+    return tuple(token for token in unique if isinstance(token, int) and 0 <= token < vocab_size)
 
 
 def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
@@ -66,30 +63,29 @@ def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
 
 
 def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | None:
-    """Return the id of the added token after the sample answer, unless it opens the next turn."""
+    """Return the id of the added token that the template writes right after the sample answer; None
+    if there is none, or if this token opens the next turn."""
     ids = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     if not ids:
         return None
-    added = re.compile("|".join(re.escape(text) for text in sorted(ids, key=len, reverse=True)))
-    asked = {"role": "user", "content": SAMPLE_QUESTION}
-    answered = {"role": "assistant", "content": SAMPLE_ANSWER}
+    # Longer texts first, because the expression takes the first alternative that matches.
+    added_token = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))))
+    question = {"role": "user", "content": SAMPLE_QUESTION}
+    answer = {"role": "assistant", "content": SAMPLE_ANSWER}
     # It renders in a child process, with limits on time and memory.
     chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))
-
-    def rendered(*messages: dict[str, str], generation_prompt: bool = False) -> str:
-        return chat.render(messages, add_generation_prompt=generation_prompt)
-
     try:
-        before, found, after = rendered(asked, answered).rpartition(SAMPLE_ANSWER)
-        opening = set(added.findall(rendered(asked, generation_prompt=True))) - set(
-            added.findall(rendered(asked))
-        )
-    except PassError:  # a template may refuse such a conversation
+        conversation = chat.render([question, answer], add_generation_prompt=False)
+        with_opening = chat.render([question], add_generation_prompt=True)
+        without_opening = chat.render([question], add_generation_prompt=False)
+    except PassError:  # A template may refuse such a conversation.
         return None
     finally:
         chat.close()
-    end = added.match(after.lstrip()) if found else None
-    # A template may open the next turn after every message. Then the same token stands right before
-    # the answer, so the last token there is no end.
-    opening.update(added.findall(before)[-1:])
+    before, matched, after = conversation.rpartition(SAMPLE_ANSWER)
+    end = added_token.match(after.lstrip()) if matched else None
+    opening = {*added_token.findall(with_opening)} - {*added_token.findall(without_opening)}
+    # A template may write a turn's opening after every message, not only for a generation prompt.
+    # Such an opening also is the last token before the answer, so that token is no end either.
+    opening.update(added_token.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

@@ -1,4 +1,4 @@
-"""The supported model families, and the sizes of a model that the exporter needs."""
+"""Checks that the exporter supports a model, by its configuration, and reads the model's sizes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "ge
 """The supported values of `config.model_type`. Each has a parity test against torch."""
 
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary types whose frequencies do not depend on the length of the sequence."""
+"""The supported types of rotary embeddings: their frequencies do not depend on the length of the
+text."""
 
 UNSUPPORTED_SETTINGS = {
     "attn_logit_softcapping": "soft-capped attention",
     "final_logit_softcapping": "soft-capped logits",
     "use_bidirectional_attention": "attention in both directions",
 }
-"""Settings of Gemma3's configuration that the exporter does not support."""
+"""Settings of Gemma3's configuration that the exporter does not support, and what they are."""
 
 MIN_CAPACITY = 16
-"""The smallest supported `max_position_embeddings`: the checks decode a prompt and more."""
+"""The smallest supported `max_position_embeddings`, because the checks of an export decode a few
+tokens after a prompt."""
 
 
 @dataclass(frozen=True)
 class Geometry:
+    """The sizes of a model.
+
+    max_capacity: the largest KV capacity, in tokens; a multiple of 4.
+    windows: each layer's sliding window in positions, None if the layer has none.
+    """
+
     vocab_size: int
     hidden_size: int
     layers: int
@@ -35,13 +43,11 @@ class Geometry:
     kv_heads: int
     head_dim: int
     max_capacity: int
-    """The position limit, rounded down to a multiple of 4."""
     windows: tuple[int | None, ...]
-    """Each layer's sliding window in positions; None if it has none."""
 
 
 def geometry(config: PretrainedConfig) -> Geometry:
-    """Return the sizes of a model. Raises PassError if the model is not supported."""
+    """Return the sizes of a model. Raises PassError if the exporter does not support the model."""
     if config.model_type not in SUPPORTED_FAMILIES:
         raise PassError(
             f"model type {config.model_type!r} is not supported; the exporter supports "
@@ -53,13 +59,13 @@ def geometry(config: PretrainedConfig) -> Geometry:
                 f"rotary type {name!r} is not supported; the exporter supports "
                 f"{', '.join(STATIC_ROPE_TYPES)}"
             )
-    for setting, what in UNSUPPORTED_SETTINGS.items():
+    for setting, feature in UNSUPPORTED_SETTINGS.items():
         if getattr(config, setting, None):
-            raise PassError(f"{what} ({setting} in config.json) is not supported")
-    capacity = config.max_position_embeddings
-    if capacity < MIN_CAPACITY:
+            raise PassError(f"{feature} ({setting} in config.json) is not supported")
+    positions = config.max_position_embeddings
+    if positions < MIN_CAPACITY:
         raise PassError(
-            f"a model for at most {capacity} tokens (max_position_embeddings) cannot be exported: "
+            f"a model for at most {positions} tokens (max_position_embeddings) cannot be exported: "
             f"the checks of an export need {MIN_CAPACITY}"
         )
     if config.num_hidden_layers < 1:
@@ -74,13 +80,14 @@ def geometry(config: PretrainedConfig) -> Geometry:
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
-        max_capacity=capacity // 4 * 4,  # TensorRT needs a multiple of 4
+        max_capacity=positions // 4 * 4,  # TensorRT needs a multiple of 4.
         windows=layer_windows(config),
     )
 
 
 def rotary_types(config: PretrainedConfig) -> set[str]:
-    """Return the rotary types of a model's layers. Gemma3 has one for each type of layer."""
-    found = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in found.values() if isinstance(value, dict)]
-    return {parameters.get("rope_type", "default") for parameters in by_layer or [found]}
+    """Return the types of rotary embeddings that the layers of a model have."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    # In Gemma3's configuration, `rope_parameters` maps each type of layer to its parameters.
+    by_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    return {parameters.get("rope_type", "default") for parameters in by_layer_type or [rope]}

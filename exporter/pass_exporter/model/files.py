@@ -1,7 +1,7 @@
-"""Says which file of a checkpoint is not what it should be, before transformers reads it.
+"""Checks the files of a checkpoint before transformers reads them, so that an error names the file.
 
-transformers' errors name no file, and it ignores a generation_config.json that it cannot read, with
-its end tokens.
+transformers' errors name no file. It ignores a generation_config.json that it cannot read, and with
+it the end tokens in that file.
 """
 
 from __future__ import annotations
@@ -14,35 +14,43 @@ from pathlib import Path
 from pass_runtime.errors import PassError
 
 JSON_FILES = (
-    *(
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-    ),
-    *("added_tokens.json", "vocab.json", "chat_template.json", "preprocessor_config.json"),
-    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
 )
 TEXT_FILES = ("chat_template.jinja", "merges.txt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.model")
 LFS_POINTER, ANNEX_POINTER = b"version https://git-lfs.github.com/spec/", b"/annex/objects/"
+"""How a pointer of Git LFS or git-annex begins: a text file in the place of a large file."""
 FIRST_PART = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """Matches the name of the first part of a split .gguf file, as llama.cpp writes it."""
 AGAIN = "get it again"
+"""The advice at the end of messages about damaged files."""
 
 
-def check_files(directory: Path, *, whole: bool = True) -> None:
-    """Raise PassError for the first file of a checkpoint that is a stand-in, damaged, or, if the
-    directory is `whole`, missing though the index of the weights names it."""
+def check_files(directory: Path, *, is_complete: bool = True) -> None:
+    """Raise PassError for the first file of a checkpoint that is damaged or a pointer to the real
+    file.
+
+    is_complete: whether the directory should have all files of the checkpoint, so that a file of
+    weights that the index names must be there.
+    """
     for name in JSON_FILES:
-        if (text := _text(directory / name)) is not None:
-            _check_json(directory / name, text, whole=whole)
+        if (text := _read_text(directory / name)) is not None:
+            _check_json(directory / name, text, is_complete=is_complete)
     for path in (
         *(directory / name for name in TEXT_FILES),
         *sorted(directory.glob("additional_chat_templates/*")),
     ):
-        _text(path)
+        _read_text(path)  # for its checks
     for pattern in WEIGHTS:
         for path in sorted(directory.glob(pattern)):
             check_file(path)
@@ -59,26 +67,28 @@ def check_files(directory: Path, *, whole: bool = True) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise PassError if a file is empty, no file, or a stand-in for the real one."""
+    """Raise PassError if `path` is not a file that can be read, or is empty, or is a pointer to the
+    real file."""
     if path.is_dir():
         raise PassError(f"{path} is a directory, not a file: {AGAIN}")
     if not path.is_file():
         raise PassError(f"{path} is a link to a file that is not there: {AGAIN}")
     try:
         with path.open("rb") as file:
-            begin = file.read(64)
+            beginning = file.read(64)
     except OSError as error:
         raise PassError(f"cannot read {path}: {error.strerror}") from None
-    if not begin:
+    if not beginning:
         raise PassError(f"{path} is empty: {AGAIN}")
-    if begin.startswith(LFS_POINTER):
+    if beginning.startswith(LFS_POINTER):
         raise PassError(f"{path} is a Git LFS pointer, not the file itself: run git lfs pull")
-    if begin.startswith(ANNEX_POINTER):
+    if beginning.startswith(ANNEX_POINTER):
         raise PassError(f"{path} is a git-annex pointer, not the file itself: run git annex get")
 
 
-def _text(path: Path) -> str | None:
-    """Return the text of a file; None if there is none."""
+def _read_text(path: Path) -> str | None:
+    """Return the text of a file; None if the file does not exist. Raises PassError for a file that
+    `check_file` refuses or that is not UTF-8."""
     if not path.exists() and not path.is_symlink():
         return None
     check_file(path)
@@ -91,17 +101,17 @@ def _text(path: Path) -> str | None:
         raise PassError(f"{path} is not UTF-8 text: {AGAIN}") from None
 
 
-def _check_json(path: Path, text: str, *, whole: bool) -> None:
+def _check_json(path: Path, text: str, *, is_complete: bool) -> None:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PassError(f"{path} is cut off or damaged, and no JSON ({error}): {AGAIN}") from None
-    if not isinstance(found, dict):
-        raise PassError(f"{path} must hold a JSON object, not {type(found).__name__}: {AGAIN}")
+    if not isinstance(content, dict):
+        raise PassError(f"{path} must hold a JSON object, not {type(content).__name__}: {AGAIN}")
     if path.name.endswith(".index.json"):
-        parts = found.get("weight_map")
-        if not isinstance(parts, dict) or not parts:
+        files_by_tensor = content.get("weight_map")
+        if not isinstance(files_by_tensor, dict) or not files_by_tensor:
             raise PassError(f"{path} has no weight_map: {AGAIN}")
-        for name in sorted({str(part) for part in parts.values()}):
-            if whole and not (path.parent / name).is_file():
-                raise PassError(f"{path} names {name}, which is not there: {AGAIN}")
+        for file in sorted({str(file) for file in files_by_tensor.values()}):
+            if is_complete and not (path.parent / file).is_file():
+                raise PassError(f"{path} names {file}, which is not there: {AGAIN}")

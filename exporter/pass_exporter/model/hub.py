@@ -81,6 +81,6 @@ def check_cached_files(repo: str, revision: str | None) -> None:
     if not isinstance(config, str):
         return
     try:
-        check_files(Path(config).parent, whole=False)
+        check_files(Path(config).parent, is_complete=False)
     except PassError as error:
         raise PassError(f"{error} (hf download {repo} --force-download)") from None
