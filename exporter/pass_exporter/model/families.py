@@ -13,8 +13,7 @@ SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "ge
 """The supported values of `config.model_type`. Each has a parity test against torch."""
 
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""The supported types of rotary embeddings: their frequencies do not depend on the length of the
-text."""
+"""The supported types of rotary embeddings, whose frequencies do not depend on a text's length."""
 
 UNSUPPORTED_SETTINGS = {
     "attn_logit_softcapping": "soft-capped attention",
@@ -24,8 +23,7 @@ UNSUPPORTED_SETTINGS = {
 """Settings of Gemma3's configuration that the exporter does not support, and what they are."""
 
 MIN_CAPACITY = 16
-"""The smallest supported `max_position_embeddings`, because the checks of an export decode a few
-tokens after a prompt."""
+"""The smallest supported `max_position_embeddings`: an export's checks decode after a prompt."""
 
 
 @dataclass(frozen=True)

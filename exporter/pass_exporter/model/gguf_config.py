@@ -1,8 +1,8 @@
-"""Reads the configuration from a .gguf file. transformers silently ignores some of its keys.
+"""Reads the configuration of a model from a .gguf file, of which transformers ignores some keys.
 
-Here every key `<architecture>.*` either becomes a setting, or must have a value without effect, or
-raises an error that names it. Meanings and defaults are those of llama.cpp, which defines the
-format.
+Here every key `<architecture>.*` becomes a setting of the configuration, or must have a value that
+changes nothing, or raises an error that names the key. Meanings and defaults are those of
+llama.cpp, which defines the format.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SIZE_SETTINGS = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Required keys -> settings of the configuration."""
+"""Maps required keys to settings of transformers' configuration."""
 
 TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-"""Settings -> keys `tokenizer.ggml.*_token_id`. A missing key sets None."""
+"""Maps settings to keys `tokenizer.ggml.<name>_token_id`. If the key is missing, it sets None."""
 
-KNOWN_KEYS = (
+READ_KEYS = (
     *SIZE_SETTINGS,
     "vocab_size",
     "attention.head_count_kv",
@@ -53,8 +53,8 @@ KNOWN_KEYS = (
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
-"""Keys that this module reads."""
-KNOWN_GEMMA3_KEYS = ("attention.sliding_window_pattern", "rope.freq_base_swa")
+"""The keys that this module reads, for every architecture."""
+READ_GEMMA3_KEYS = ("attention.sliding_window_pattern", "rope.freq_base_swa")
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -81,19 +81,22 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("Meta AI original pth",),
     "use_parallel_residual": (False,),
 }
-"""Keys that no supported model uses -> the values without effect. Any other value is an error."""
+"""Maps keys that no supported model needs to their values that change nothing. Other values are
+refused."""
 
 GEMMA3_LOCAL_ROPE_BASE, GEMMA3_SLIDING_PATTERN = 10000.0, 6
-"""Defaults: the RoPE base of layers with a window, and that every sixth layer has none."""
+"""Defaults for Gemma 3: the RoPE base of layers with a sliding window, and the number of layers of
+which the last has no window."""
 GEMMA3_27B_LAYERS = 62
-"""Gemma 3 27B scales attention by hidden size / heads. No key states this; like llama.cpp, this
-module recognises the model by its number of layers."""
+"""Gemma 3 27B scales attention by 1/sqrt(hidden size / heads). No key states this, so this module
+recognises the model by its number of layers, as llama.cpp does."""
 DEFAULT_ROPE_BASE = 10000.0
 """The value of `rope.freq_base` if a file does not state it."""
 
 
 class _Keys:
-    """The keys `<architecture>.*` of a file, without that prefix, its token ids and tensors."""
+    """What a .gguf file states: its keys `<architecture>.*`, which are given without this prefix,
+    its token ids by setting (TOKEN_KEYS), and the names of its tensors."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(str(path))
@@ -118,16 +121,15 @@ class _Keys:
     def get(self, key: str, default: Any = None) -> Any:
         return self._values.get(key, default)
 
-    def refusal(self, key: str, why: str = "is not supported") -> PassError:
-        """Return the PassError for a key that is not supported."""
-        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {why}: {ORIGINAL_ADVICE}")
+    def refusal(self, key: str, problem: str = "is not supported") -> PassError:
+        """Return the PassError for a key with a value that is not supported."""
+        return PassError(f"{self.arch}.{key} = {self.get(key)!r} {problem}: {ORIGINAL_ADVICE}")
 
 
 def gguf_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the configuration that a .gguf file states, by transformers' names.
 
-    Raises PassError if a key that changes what the model computes is missing, unknown or not
-    supported.
+    Raises PassError if a required key is missing, a key is unknown, or a value is not supported.
     """
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
@@ -135,16 +137,17 @@ def gguf_settings(path: Path) -> dict[str, Any]:
             f"GGUF architecture {keys.arch!r} is not supported (only "
             f"{', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
         )
-    _refuse_unknown(keys)
+    _check_keys(keys)
     settings: dict[str, Any] = {
         setting: keys.get(key) for key, setting in SIZE_SETTINGS.items()
     } | keys.tokens
-    hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
-    rotated = keys.get("rope.dimension_count")
+    hidden_size, heads = settings["hidden_size"], settings["num_attention_heads"]
+    rotated_dim = keys.get("rope.dimension_count")
+    # Files of Llamas that state no key length may have it as the number of rotated dimensions.
     head_dim = (
         keys.get("attention.key_length")
-        or (rotated if keys.arch == "llama" else None)
-        or hidden // heads
+        or (rotated_dim if keys.arch == "llama" else None)
+        or hidden_size // heads
     )
     if keys.get("attention.value_length", head_dim) != head_dim:
         raise keys.refusal("attention.value_length", f"is not the length of a key, {head_dim}")
@@ -152,95 +155,97 @@ def gguf_settings(path: Path) -> dict[str, Any]:
         "num_key_value_heads": keys.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "tie_word_embeddings": "output.weight" not in keys.tensors,
-        "rope_parameters": _rotation(keys, rotated or head_dim, head_dim),
+        "rope_parameters": _rope_parameters(keys, rotated_dim or head_dim, head_dim),
     }
     if keys.arch in ("llama", "qwen3", "gemma3"):
         settings["attention_bias"] = "blk.0.attn_q.bias" in keys.tensors
     if keys.arch == "llama":
         settings["mlp_bias"] = "blk.0.ffn_up.bias" in keys.tensors
-    return settings | _attention(keys, settings)
+    return settings | _attention_settings(keys, settings)
 
 
 def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig) -> None:
-    """Raise PassError if a setting of `config` differs from the file's."""
+    """Raise PassError if `config`, which transformers uses, lacks one of the file's `settings`."""
     for setting, value in settings.items():
         used = getattr(config, setting, None)
-        if used != value and not (isinstance(value, dict) and _within(value, used)):
+        if used != value and not (isinstance(value, dict) and _contains(used, value)):
             raise PassError(
                 f"{setting} of {name} is {value!r} in the file, but transformers would use "
                 f"{used!r}: {ORIGINAL_ADVICE}"
             )
 
 
-def _within(stated: dict[str, Any], used: Any) -> bool:
+def _contains(used: Any, stated: dict[str, Any]) -> bool:
     """Whether `used` has all values of `stated`. It may have others, which transformers adds."""
     return isinstance(used, dict) and all(
-        _within(value, used.get(key)) if isinstance(value, dict) else used.get(key) == value
+        _contains(used.get(key), value) if isinstance(value, dict) else used.get(key) == value
         for key, value in stated.items()
     )
 
 
-def _refuse_unknown(keys: _Keys) -> None:
-    read = (*KNOWN_KEYS, *KNOWN_GEMMA3_KEYS) if keys.arch == "gemma3" else KNOWN_KEYS
+def _check_keys(keys: _Keys) -> None:
+    """Raise PassError if a key is unknown or missing, or has a value that is not supported."""
+    is_gemma3 = keys.arch == "gemma3"
+    read_keys = (*READ_KEYS, *READ_GEMMA3_KEYS) if is_gemma3 else READ_KEYS
     for key in keys:
         value = keys.get(key)
         if key in NEUTRAL_VALUES:
             if value not in NEUTRAL_VALUES[key]:
                 raise keys.refusal(key)
-        elif key not in read:
+        elif key not in read_keys:
             raise keys.refusal(key, "is not known")
         elif isinstance(value, list) and key != "attention.sliding_window_pattern":
             raise keys.refusal(key, "has a value for each layer, which is not supported")
-    required = (*SIZE_SETTINGS, "rope.freq_base") if keys.arch == "gemma3" else SIZE_SETTINGS
-    for key in required:
+    for key in (*SIZE_SETTINGS, "rope.freq_base") if is_gemma3 else SIZE_SETTINGS:
         if keys.get(key) is None:
             raise PassError(
                 f"the file has no {keys.arch}.{key}: it is damaged or very old, get it again"
             )
 
 
-def _rotation(keys: _Keys, rotated: int, head_dim: int) -> dict[str, Any]:
-    """Return `rope_parameters`. rotated: the number of dimensions of a head that RoPE rotates."""
-    found: dict[str, Any] = {
+def _rope_parameters(keys: _Keys, rotated_dim: int, head_dim: int) -> dict[str, Any]:
+    """Return the setting `rope_parameters`. rotated_dim: the number of dimensions of a head that
+    RoPE rotates."""
+    rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE),
     }
     if keys.arch == "phi3":
-        ratio = rotated / head_dim
-        # transformers computes int(head_dim * ratio), which must not round below `rotated`.
-        found["partial_rotary_factor"] = (
-            ratio if int(head_dim * ratio) == rotated else math.nextafter(ratio, 1)
+        ratio = rotated_dim / head_dim
+        # transformers computes int(head_dim * ratio), which must not round below `rotated_dim`.
+        rope["partial_rotary_factor"] = (
+            ratio if int(head_dim * ratio) == rotated_dim else math.nextafter(ratio, 1)
         )
-    elif rotated != head_dim:
+    elif rotated_dim != head_dim:
         raise keys.refusal(
             "rope.dimension_count", f"is not the size of a head, {head_dim}, which is not supported"
         )
-    factor, kind = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn") or (kind == "yarn" and keys.arch == "gemma3"):
+    factor, scaling = keys.get("rope.scaling.factor", 0.0), keys.get("rope.scaling.type", "linear")
+    if scaling not in ("none", "linear", "yarn") or (scaling == "yarn" and keys.arch == "gemma3"):
         raise keys.refusal("rope.scaling.type")
-    if factor and kind != "none":
+    if factor and scaling != "none":
         if keys.arch == "phi3":
             raise keys.refusal(
                 "rope.scaling.factor", "is not supported by transformers for this architecture"
             )
-        found |= {"rope_type": kind, "factor": factor}
-        if kind == "yarn":
+        rope |= {"rope_type": scaling, "factor": factor}
+        if scaling == "yarn":
             length = keys.get("rope.scaling.original_context_length", keys.get("context_length"))
-            found["original_max_position_embeddings"] = length
+            rope["original_max_position_embeddings"] = length
             for key in ("attn_factor", "beta_fast", "beta_slow"):
                 if (value := keys.get(f"rope.scaling.yarn_{key}")) is not None:
-                    found["attention_factor" if key == "attn_factor" else key] = value
+                    rope["attention_factor" if key == "attn_factor" else key] = value
     if keys.arch != "gemma3":
-        return found
-    local = {
+        return rope
+    sliding_rope = {
         "rope_type": "default",
         "rope_theta": keys.get("rope.freq_base_swa", GEMMA3_LOCAL_ROPE_BASE),
     }
-    return {FULL_ATTENTION: found, SLIDING_ATTENTION: local}
+    return {FULL_ATTENTION: rope, SLIDING_ATTENTION: sliding_rope}
 
 
-def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings for the attention scale and sliding windows."""
+def _attention_settings(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the attention's scale and sliding windows. settings: the others."""
     window = keys.get("attention.sliding_window") or None
     layers, head_dim = settings["num_hidden_layers"], settings["head_dim"]
     scale = keys.get("attention.scale") or head_dim**-0.5
@@ -248,17 +253,19 @@ def _attention(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
         if not keys.get("attention.scale") and layers == GEMMA3_27B_LAYERS:
             scale = (settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5
         pattern = keys.get("attention.sliding_window_pattern", GEMMA3_SLIDING_PATTERN)
-        slides = (
+        # A list says for each layer whether it has a window. A number n: every n-th layer has none.
+        has_window = (
             pattern
             if isinstance(pattern, list)
             else [bool((layer + 1) % pattern) for layer in range(layers)]
         )
-        kinds = [SLIDING_ATTENTION if slide and window else FULL_ATTENTION for slide in slides]
-        window = window or settings["max_position_embeddings"]  # transformers needs a number
         return {
             "query_pre_attn_scalar": round(scale**-2),
-            "sliding_window": window,
-            "layer_types": kinds,
+            # transformers needs a number, even if no layer has a window.
+            "sliding_window": window or settings["max_position_embeddings"],
+            "layer_types": [
+                SLIDING_ATTENTION if slides and window else FULL_ATTENTION for slides in has_window
+            ],
         }
     if not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
         raise keys.refusal("attention.scale", f"is not 1/sqrt({head_dim}), which is not supported")

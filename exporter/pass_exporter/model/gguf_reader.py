@@ -1,4 +1,4 @@
-"""Reads .gguf files, whole or in parts, and says what is wrong with them."""
+"""Reads .gguf files, also those that are split into several, with errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pass_runtime.errors import PassError
 
 
 class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader whose `data` is a plain array of the mapped file: it slices faster than a memmap."""
+    """A reader whose `data`, the memory-mapped file, is a plain array, which slices faster than
+    numpy's memmap."""
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -25,14 +26,16 @@ class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
         self._data = mapped.view(np.ndarray)
 
     def key(self, name: str) -> Any:
-        """Return the value of a key; None if the file does not have it."""
+        """Return the value of a key; None if the file does not have the key."""
         return field.contents() if (field := self.fields.get(name)) else None
 
 
 def read_gguf(path: Path) -> GgufReader:
     """Parse a .gguf file. If it is the first part of a split file, the reader has the tensors of
-    all parts, which have to be beside it. Raises PassError if a file is damaged or big-endian, or
-    if a part is missing."""
+    all parts, which have to be beside the first.
+
+    Raises PassError if a file is damaged or big-endian, or if a part is missing.
+    """
     reader = _read_file(path)
     count = int(reader.key("split.count") or 1)
     if count > 1:
@@ -43,23 +46,26 @@ def read_gguf(path: Path) -> GgufReader:
 
 
 def _add_parts(reader: GgufReader, path: Path, count: int) -> None:
-    place = f"{path} is part {int(reader.key('split.no') or 0) + 1} of {count} of a split file"
+    """Add the tensors of the other `count` - 1 parts to `reader`, which has read `path`."""
+    index = int(reader.key("split.no") or 0)
+    place = f"{path} is part {index + 1} of {count} of a split file"
     name = FIRST_PART.search(path.name)
-    if name is None or int(name[1]) != count or reader.key("split.no"):
+    if name is None or int(name[1]) != count or index:
         raise PassError(
             f"{place}: give the joined file (llama-gguf-split --merge), or the first part beside "
             f"the others, NAME-00001-of-{count:05}.gguf"
         )
     for i in range(1, count):
-        other = path.with_name(FIRST_PART.sub(f"-{i + 1:05}-of-{count:05}", path.name))
-        if not other.exists():
+        part_path = path.with_name(FIRST_PART.sub(f"-{i + 1:05}-of-{count:05}", path.name))
+        if not part_path.exists():
             raise PassError(
-                f"{place}, and {other.name} is not beside it: {AGAIN}, or give the joined file"
+                f"{place}, and {part_path.name} is not beside it: {AGAIN}, or give the joined file"
             )
-        part = _read_file(other)
+        part = _read_file(part_path)
         if (part.key("split.no"), part.key("split.count")) != (i, count):
             raise PassError(
-                f"{other} is not part {i + 1} of {count} of a split file, as its name says: {AGAIN}"
+                f"{part_path} is not part {i + 1} of {count} of a split file, as its name says: "
+                f"{AGAIN}"
             )
         reader.tensors += part.tensors
     if len(reader.tensors) != int(reader.key("split.tensors.count") or len(reader.tensors)):
@@ -69,10 +75,11 @@ def _add_parts(reader: GgufReader, path: Path, count: int) -> None:
 def _read_file(path: Path) -> GgufReader:
     check_file(path)
     with path.open("rb") as file:
-        begin = file.read(8)
-    if begin[:4] != b"GGUF":
+        beginning = file.read(8)
+    if beginning[:4] != b"GGUF":
         raise PassError(f"{path} is no GGUF file: it does not begin with GGUF")
-    if len(begin) == 8 and begin[4:6] == b"\0\0":  # the version, a small number
+    # The version, a small number of 4 bytes, has its zeros first only if it is big-endian.
+    if len(beginning) == 8 and beginning[4:6] == b"\0\0":
         raise PassError(
             f"{path} is big-endian: convert it with gguf_convert_endian.py of llama.cpp, or "
             "get another file"

@@ -1,4 +1,4 @@
-"""Corrects tokenizers that transformers restores from .gguf files, because it ignores some keys."""
+"""Corrects the tokenizer that transformers makes of a .gguf file: it ignores some of the keys."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pass_exporter.model.gguf_config import ORIGINAL_ADVICE
 from pass_runtime.errors import PassError
 
 SUPPORTED_TYPES = ("gpt2", "llama")
-"""The supported values of `tokenizer.ggml.model`: byte-level BPE and BPE with byte fallback. Other
+"""The supported values of `tokenizer.ggml.model`: byte-level BPE, and BPE with byte fallback. Other
 types need tables (t5) or rules that transformers does not read."""
 
 TRUSTED_PRE_TOKENIZERS = ("default", "qwen2")
-"""The values of `tokenizer.ggml.pre` for which transformers restores the right tokenizer. For
-qwen2, its tokens were those of llama.cpp in 1,233 texts (HumanEval, Wikipedia, Python,
-documentation)."""
+"""The values of `tokenizer.ggml.pre` for which transformers makes the right tokenizer. For qwen2,
+its tokens were those of llama.cpp in 1,233 texts (HumanEval, Wikipedia, Python, documentation)."""
 
 
 def _pre_tokenizers() -> dict[str, PreTokenizer]:
-    """Return the pre-tokenizers that transformers does not restore, by `tokenizer.ggml.pre`."""
+    """Return the right pre-tokenizers for values of `tokenizer.ggml.pre` that transformers ignores,
+    by value."""
     return {
         "smollm": Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -35,7 +35,8 @@ def _pre_tokenizers() -> dict[str, PreTokenizer]:
 
 
 def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Change `tokenizer` to what the file describes. Raises PassError for other types."""
+    """Change `tokenizer` to the one that the file describes. Raises PassError if the file's type of
+    tokenizer is not supported."""
     fields = gguf.GGUFReader(str(path)).fields
 
     def stated(key: str, default: Any) -> Any:
@@ -44,11 +45,11 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
 
     if (model := stated("model", None)) not in SUPPORTED_TYPES:
         raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: {ORIGINAL_ADVICE}")
-    pre, known = stated("pre", "default"), _pre_tokenizers()
+    pre, corrections = stated("pre", "default"), _pre_tokenizers()
     if model == "llama":
-        _set_prefix_space(tokenizer, wanted=stated("add_space_prefix", True))
-    elif pre in known:
-        tokenizer.backend_tokenizer.pre_tokenizer = known[pre]
+        _set_prefix_space(tokenizer, prefix_space=stated("add_space_prefix", True))
+    elif pre in corrections:
+        tokenizer.backend_tokenizer.pre_tokenizer = corrections[pre]
     elif pre not in TRUSTED_PRE_TOKENIZERS:
         warnings.warn(
             f"the tokenizer was rebuilt from {path.name} (tokenizer.ggml.pre = {pre!r}); "
@@ -57,20 +58,16 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
         )
 
 
-def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> None:
-    """Remove the space that the tokenizer adds before a text if `wanted` is False.
+def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, prefix_space: bool) -> None:
+    """Stop the tokenizer from adding a space before each text, if `prefix_space` is False.
 
-    transformers decides this by the architecture, not by the file. Raises PassError if it would
-    have to add the space.
+    transformers decides this by the architecture, not by the file. Raises PassError if the
+    tokenizer adds no space, but `prefix_space` is True.
     """
-    if (
-        tokenizer.backend_tokenizer.encode("a", add_special_tokens=False)
-        .tokens[0]
-        .startswith("\u2581")
-        == wanted
-    ):
+    first_token = tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0]
+    if first_token.startswith("\u2581") == prefix_space:  # the tokenizer's character for a space
         return
-    if wanted:
+    if prefix_space:
         raise PassError(
             "tokenizer.ggml.add_space_prefix = True is not supported for this architecture (it is "
             f"the default): {ORIGINAL_ADVICE}"
@@ -78,7 +75,8 @@ def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, wanted: bool) -> No
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if (content["pre_tokenizer"] or {}).get("type") == "Metaspace":
         content["pre_tokenizer"]["prepend_scheme"] = "never"
-    for part, dropped in (("normalizer", "Prepend"), ("decoder", "Strip")):
+    # The normalizer prepends the space, and the decoder strips it again.
+    for part, removed in (("normalizer", "Prepend"), ("decoder", "Strip")):
         steps = (content[part] or {}).get(f"{part}s", [])
-        steps[:] = [step for step in steps if step["type"] != dropped]
+        steps[:] = [step for step in steps if step["type"] != removed]
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))

@@ -1,21 +1,24 @@
-"""The draft head: corrects a look-ahead row's logits by the token before its draft.
+"""The draft head as a torch module: it corrects a look-ahead row's logits by the token before the
+row's draft, which is not known yet when the trunk computes the row.
 
-A look-ahead row is computed before this token is known. For the rows j = 0, 1, ... of a group, let
-h_j [H] be the hidden state that the LM head reads, l_j [V] the row's logits, and t_j the token
-before the row's draft (the new root, then the drafts so far):
+For the rows j = 0, 1, ... of a group, let h_j [H] be the hidden state that the LM head reads, l_j
+[V] the row's logits, and t_j the token before the row's draft (the new root, then the drafts so
+far). With the weight matrices hidden, token, state, out and the vector bias:
 
     s_j = silu(hidden h_j + token table[t_j] + state s_{j-1} + bias)      s_{-1} = 0
-    draft j is sampled from the logits l_j(c) + table[c] . (out s_j) of the candidates c; other
-    tokens are not drafted
+    draft j is sampled from the logits l_j(c) + table[c] . (out s_j) of the candidates c
 
-table [V,r] has a vector for each token: the rows of the LM head minus their mean, times
-`projection` [H,r], which are principal directions of these rows (`new_head`). It is frozen, and a
-weights file stores the projection instead. Files of earlier versions store a trained `table`. If
-such a head was widened, its file has both: the table's columns come first, then the projection's.
+The candidates are the tokens of some blocks of the vocabulary (`pass_runtime.bundle.noise`): the
+CANDIDATE_BLOCKS blocks that contain the largest l_j. Other tokens are not drafted.
 
-The candidates are the tokens of the CANDIDATE_BLOCKS blocks (`pass_runtime.bundle.noise`) with the
-largest l_j. `pass_exporter.tails.definitions` defines the same in numpy. (Recurrent drafters over
-hidden states: Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
+table [V,r] has a vector for each token: the token's row of the LM head minus the mean of all rows,
+times `projection` [H,r], whose columns are principal directions of these rows (`new_head`). Both
+are frozen, and a weights file stores the projection. Files of earlier versions store a trained
+`table` instead. If such a head was widened, its file has both, and the head's table has the columns
+of the file's table first, then those of the projection.
+
+`pass_exporter.tails.definitions` defines the same in numpy. (Recurrent drafters over hidden states:
+Hydra, arXiv 2402.05109; Clover, arXiv 2405.00263.)
 """
 
 from __future__ import annotations
@@ -33,15 +36,16 @@ HEAD_PREFIX = "head."
 TRAINED_TENSORS = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
 SCALED_DIRECTIONS = 96
-"""The table's columns of this many first directions have a root mean square of 1."""
+"""All principal directions are scaled by one factor, so that the columns of a table of so many
+first directions have a root mean square of 1 together."""
 
 
 class DraftHead(torch.nn.Module):
-    """table [V,r], hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m].
+    """The draft head with its weights: table [V,r], hidden [m,H], token [m,r], state [m,m], bias
+    [m] and out [r,m] float32. The table's values are rounded to float16, as in bundles.
 
     tensors: those of TRAINED_TENSORS, and PROJECTION [H,r] or TABLE, or both.
-    embeddings [V,H]: the weight of the model's LM head, from which the projection computes columns
-    of the table. The table is rounded to float16, as in bundles.
+    embeddings [V,H]: the weight of the model's LM head, which PROJECTION is multiplied by.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], embeddings: torch.Tensor) -> None:
@@ -68,11 +72,11 @@ class DraftHead(torch.nn.Module):
 
     @property
     def width(self) -> int:
-        """m, the size of a state."""
+        """m, the size of a state s_j."""
         return self.hidden.shape[0]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors under their names in a weights file."""
+        """Return the tensors by their names in a weights file (`model.lookahead`)."""
         trained = {name: getattr(self, name).detach() for name in TRAINED_TENSORS}
         return {
             f"{HEAD_PREFIX}{name}": tensor
@@ -80,7 +84,7 @@ class DraftHead(torch.nn.Module):
         }
 
     def arrays(self) -> HeadArrays:
-        """Return the weights in the layout and dtypes of a bundle's tails."""
+        """Return the weights in the layout (matrices transposed) and dtypes of a bundle's tails."""
         transposed = {
             name: getattr(self, name).detach().float().cpu().numpy().T for name in TRAINED_TENSORS
         }
@@ -92,50 +96,53 @@ class DraftHead(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the candidates' ids [B,R,C] and their adjusted logits [B,R,C].
+        """Return the candidates' ids [B,R,C] and their corrected logits [B,R,C].
 
-        hidden [B,R,H]; logits [B,R,V]; tokens [B,R]: the t_j; index [B,R]: the j. Rows of one group
-        are consecutive.
+        hidden [B,R,H], logits [B,R,V], tokens [B,R], index [B,R]: h_j, l_j, t_j and j of every row.
+        The rows of a group follow one another.
         """
-        deepest = int(index.max()) if index.numel() else 0
-        return self.adjusted(logits, self.corrections(hidden, tokens, index, deepest))
+        max_index = int(index.max()) if index.numel() else 0
+        return self.adjusted(logits, self.corrections(hidden, tokens, index, max_index))
 
     def corrections(
-        self, hidden: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor, deepest: int
+        self, hidden: torch.Tensor, tokens: torch.Tensor, index: torch.Tensor, max_index: int
     ) -> torch.Tensor:
-        """Return out s_j [...,R,r] for the inputs of `forward`. deepest: at least the largest."""
+        """Return out s_j [...,R,r] for the inputs of `forward`. max_index: the largest j, or a
+        larger number."""
         inputs = hidden.float() @ self.hidden.T + self.table[tokens] @ self.token.T + self.bias
         states = torch.nn.functional.silu(inputs)
-        for _ in range(deepest):  # After j iterations the states of rows 0..j are final.
-            before = (
-                torch.nn.functional.pad(states, (0, 0, 1, 0))[..., :-1, :] * (index > 0)[..., None]
-            )
+        for _ in range(max_index):  # After j iterations the states of rows 0..j are final.
+            row_before = torch.nn.functional.pad(states, (0, 0, 1, 0))[..., :-1, :]
+            before = row_before * (index > 0)[..., None]  # s_{-1} = 0
             states = torch.nn.functional.silu(inputs + before @ self.state.T)
         return states @ self.out.T
 
     def adjusted(
         self, logits: torch.Tensor, corrections: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map logits [...,V] to the candidates' ids [...,C] and adjusted logits [...,C]."""
+        """Return the candidates' ids [...,C] and their corrected logits [...,C].
+
+        logits [...,V]: the l_j. corrections [...,r]: the result of `corrections`.
+        """
         ids = candidates(logits.detach())
         added = torch.einsum("...cd,...d->...c", self.table[ids], corrections)
         return ids, logits.gather(-1, ids).float() + added
 
 
 def candidates(logits: torch.Tensor) -> torch.Tensor:
-    """Map logits [...,V] to ids [...,C]: the tokens of the CANDIDATE_BLOCKS best blocks.
+    """Return the ids [...,C] of the candidates for the drafts of rows with logits [...,V].
 
     All ids are candidates if the vocabulary is small or not a multiple of the block size.
     """
-    vocabulary = logits.shape[-1]
-    blocks = vocabulary_blocks(vocabulary)
-    if not has_candidate_subset(vocabulary):
-        return torch.arange(vocabulary, device=logits.device).expand(logits.shape)
-    best = logits.reshape(*logits.shape[:-1], BLOCK_SIZE, blocks).amax(-2)
-    chosen = best.topk(CANDIDATE_BLOCKS, -1, sorted=False).indices
-    ids: torch.Tensor = (
-        chosen[..., None, :] + blocks * torch.arange(BLOCK_SIZE, device=logits.device)[:, None]
-    )
+    vocab_size = logits.shape[-1]
+    block_count = vocabulary_blocks(vocab_size)
+    if not has_candidate_subset(vocab_size):
+        return torch.arange(vocab_size, device=logits.device).expand(logits.shape)
+    # Block k has the ids k, k + block_count, k + 2 * block_count, ...
+    largest = logits.reshape(*logits.shape[:-1], BLOCK_SIZE, block_count).amax(-2)
+    blocks = largest.topk(CANDIDATE_BLOCKS, -1, sorted=False).indices
+    offsets = block_count * torch.arange(BLOCK_SIZE, device=logits.device)
+    ids: torch.Tensor = blocks[..., None, :] + offsets[:, None]
     return ids.flatten(-2)
 
 
@@ -144,8 +151,8 @@ def new_head(
 ) -> DraftHead:
     """Return an untrained head, which adds 0 to every logit.
 
-    embeddings [V,H]: the weight of the model's LM head. rank: number of their principal directions
-    in the table; at most H are used. width: size of a state.
+    embeddings [V,H]: the weight of the model's LM head. rank: r, the number of principal directions
+    of its rows; at most H are used. width: m, the size of a state.
     """
     size, rank = embeddings.shape[1], min(rank, embeddings.shape[1])
     tensors = {
@@ -165,38 +172,37 @@ def widened(
     """Return a larger head that computes the same as `head` until it is trained.
 
     The new elements of the state have random input weights and zero output weights. The table's new
-    columns are the principal directions `head.rank`, `head.rank + 1`, ...; their weights to the old
-    elements are zero.
-    rank: at most H is used, as in `new_head`.
+    columns come from the principal directions `head.rank`, `head.rank + 1`, ..., and have zero
+    weights to the old elements of the state.
+    rank, width: those of the larger head; a rank of at most H is used, as in `new_head`.
     """
     rank = max(min(rank, embeddings.shape[1]), head.rank)
-    more, units = rank - head.rank, width - head.width
+    new_columns, new_units = rank - head.rank, width - head.width
     old = {name: getattr(head, name).detach() for name in TRAINED_TENSORS}
     projected = head.table_tensors.get(PROJECTION, torch.empty(embeddings.shape[1], 0))
     projection = torch.cat([projected, _principal_directions(embeddings)[:, head.rank : rank]], 1)
     pad = torch.nn.functional.pad
     tensors = head.table_tensors | {
         PROJECTION: projection,
-        "hidden": torch.cat([old["hidden"], _random(generator, units, embeddings.shape[1])]),
-        "token": torch.cat([pad(old["token"], (0, more)), _random(generator, units, rank)]),
-        "state": pad(old["state"], (0, units, 0, units)),
-        "bias": pad(old["bias"], (0, units)),
-        "out": pad(old["out"], (0, units, 0, more)),
+        "hidden": torch.cat([old["hidden"], _random(generator, new_units, embeddings.shape[1])]),
+        "token": torch.cat(
+            [pad(old["token"], (0, new_columns)), _random(generator, new_units, rank)]
+        ),
+        "state": pad(old["state"], (0, new_units, 0, new_units)),
+        "bias": pad(old["bias"], (0, new_units)),
+        "out": pad(old["out"], (0, new_units, 0, new_columns)),
     }
     return DraftHead(tensors, embeddings)
 
 
 def _principal_directions(embeddings: torch.Tensor) -> torch.Tensor:
-    """[H,H]: the principal directions of embeddings [V,H] as columns, by falling variance.
-
-    They are scaled so that the table of the first SCALED_DIRECTIONS has a root mean square of 1.
-    """
+    """Return the principal directions of embeddings [V,H] as columns [H,H], by falling variance,
+    scaled as SCALED_DIRECTIONS says."""
     centred = _centred(embeddings)
-    _, directions = torch.linalg.eigh(centred.T @ centred)  # eigenvalues ascend
+    _, directions = torch.linalg.eigh(centred.T @ centred)  # by rising eigenvalues
     directions = directions.flip(-1)
-    scaled: torch.Tensor = (
-        directions / (centred @ directions[:, :SCALED_DIRECTIONS]).pow(2).mean().sqrt()
-    )
+    table = centred @ directions[:, :SCALED_DIRECTIONS]
+    scaled: torch.Tensor = directions / table.pow(2).mean().sqrt()
     return scaled
 
 
@@ -205,4 +211,6 @@ def _random(generator: torch.Generator, rows: int, columns: int) -> torch.Tensor
 
 
 def _centred(embeddings: torch.Tensor) -> torch.Tensor:
-    return embeddings.detach().float() - embeddings.detach().float().mean(0)
+    """Return the rows of `embeddings` minus their mean."""
+    rows = embeddings.detach().float()
+    return rows - rows.mean(0)

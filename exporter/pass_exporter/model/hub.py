@@ -1,7 +1,7 @@
-"""Looks a model up on the Hugging Face hub before it is loaded.
+"""Looks a model up on the Hugging Face hub before transformers loads it.
 
 Without a connection, the hub's client retries six times, for half a minute each. So one short
-request first finds out if the hub can be reached and has the model.
+request first finds out whether the hub can be reached and has the model.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TIMEOUT_SECONDS = 5.0
 
 
 def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
-    """Return the keyword arguments with which `from_pretrained` loads a hub model. Raises PassError
-    if it cannot.
+    """Return the keyword arguments with which `from_pretrained` loads a model of the hub. Without a
+    connection, they make it load the model from the hub client's cache.
 
-    Without a connection, a model in the cache is used.
+    Raises PassError if neither the hub nor the cache has the model, or if it is no whole model.
     """
     arguments = {} if revision is None else {"revision": revision}
     try:
@@ -49,17 +49,17 @@ def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
             f"there is no directory {repo}, and no such model on the Hugging Face hub: check the "
             "name, or log in (hf auth login) if it is private or gated"
         ) from None
-    except HfHubHTTPError:  # the hub answered; transformers' own message explains the error better
+    except HfHubHTTPError:
+        # Another answer of the hub: `from_pretrained` gets it too, and explains it better.
         return arguments
-    except Exception as error:  # errors of the HTTP library, which differs between major versions
+    except Exception as error:
+        # No connection. The class depends on the HTTP library of the hub client's version.
         if isinstance(try_to_load_from_cache(repo, CONFIG, revision=revision), str):
             return arguments | {"local_files_only": True}
-        offline = isinstance(error, OfflineModeIsEnabled)
-        reason = (
-            "HF_HUB_OFFLINE is set"
-            if offline
-            else " ".join(str(error).split()) or type(error).__name__
-        )
+        if isinstance(error, OfflineModeIsEnabled):
+            reason = "HF_HUB_OFFLINE is set"
+        else:
+            reason = " ".join(str(error).split()) or type(error).__name__
         raise PassError(
             f"there is no directory {repo}, and the Hugging Face hub cannot be reached ({reason}): "
             "check the name and the network, or give a local directory or .gguf file"
@@ -76,7 +76,7 @@ def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
 
 
 def check_cached_files(repo: str, revision: str | None) -> None:
-    """Raise PassError for the first damaged file of those that were fetched from the hub."""
+    """Raise PassError for the first damaged file of a hub model in the hub client's cache."""
     config = try_to_load_from_cache(repo, CONFIG, revision=revision)
     if not isinstance(config, str):
         return

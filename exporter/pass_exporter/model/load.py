@@ -1,4 +1,4 @@
-"""Loads a frozen torch model and its tokenizer from a ModelSource."""
+"""Loads the frozen torch model and its tokenizer, for exports and training, and checks both."""
 
 from __future__ import annotations
 
@@ -51,30 +51,35 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {
 
 @dataclass
 class LoadedModel:
-    """A model in evaluation mode, frozen, on the CPU."""
+    """A model in evaluation mode, frozen, on the CPU, with what belongs to it.
+
+    eos_token_ids: the ids of the tokens that end a text or a turn (`end_tokens.py`).
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     geometry: Geometry
     eos_token_ids: tuple[int, ...]
-    """The ids of the tokens that end a text or a turn (`end_tokens.py`)."""
 
 
 def stored_dtype(source: ModelSource) -> Dtype:
-    """Return the dtype in the model's config; fp16 for a GGUF file, because its scales are fp16."""
+    """Return the dtype of a model's stored weights, by its configuration; fp32 if that is none of
+    DTYPES. It is fp16 for a .gguf file, whose scales are fp16."""
     if source.is_gguf:
         return "fp16"
     location, kwargs = _pretrained_arguments(source)
     with _errors_as_pass_error(source):
         dtype = AutoConfig.from_pretrained(location, **kwargs).dtype
-    return next((name for name, known in TORCH_DTYPES.items() if known == dtype), "fp32")
+    return next(
+        (name for name, torch_dtype in TORCH_DTYPES.items() if torch_dtype == dtype), "fp32"
+    )
 
 
 def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
     """Load a model with weights in `dtype`.
 
-    Raises PassError if the model is not supported, before its weights are read, or if the
-    checkpoint does not have exactly the tensors of its configuration.
+    Raises PassError if the model is not supported, before its weights are read, and afterwards if
+    the checkpoint does not have exactly the tensors of its configuration, or is damaged.
     """
     location, kwargs = _pretrained_arguments(source)
     with _errors_as_pass_error(source), _parse_gguf_once():
@@ -90,13 +95,13 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
             config=config,
             dtype=TORCH_DTYPES[dtype],
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # check_complete reports them by name
+            ignore_mismatched_sizes=True,  # `check_complete` refuses them, and names the tensors.
             quantization_config=transformers.GgufConfig(dequantize=True)
             if source.is_gguf
             else None,
             **kwargs,
         )
-        # Transformers ignores a generation_config.json that it cannot read.
+        # transformers ignores a generation_config.json that it cannot read.
         if isinstance(source.location, str):
             check_cached_files(source.location, source.revision)
         if source.is_gguf:
@@ -111,7 +116,7 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
 
 
 def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return location and keyword arguments for `from_pretrained`, which forbid remote code."""
+    """Return the location and keyword arguments for `from_pretrained`. They forbid remote code."""
     kwargs: dict[str, Any] = {"trust_remote_code": False}
     if isinstance(source.location, str):
         return source.location, kwargs | hub_arguments(source.location, source.revision)
@@ -122,11 +127,8 @@ def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def _errors_as_pass_error(source: ModelSource) -> Iterator[None]:
-    """Within the block, every error becomes a PassError.
-
-    transformers, tokenizers, safetensors, gguf and pickle raise errors without a common class for
-    damaged files.
-    """
+    """Turn every error within the block into a PassError: for damaged files, transformers,
+    tokenizers, safetensors, gguf and pickle raise errors without a common class."""
     try:
         with _quiet():
             yield
@@ -144,10 +146,8 @@ def _explain(source: ModelSource, error: Exception) -> str:
         return f"cannot load {source.location}: {NO_REMOTE_CODE}"
     if isinstance(source.location, Path):
         damaged = None if source.is_gguf else damaged_file(source.location)
-        return (
-            f"cannot load {source.location}: "
-            f"{f'{damaged} is damaged, get it again: ' if damaged else ''}{reason}"
-        )
+        advice = f"{damaged} is damaged, get it again: " if damaged else ""
+        return f"cannot load {source.location}: {advice}{reason}"
     return (
         f"cannot load {source.location} from the Hugging Face hub: {reason} "
         "(check the name and the network, or give a local directory or .gguf file)"
@@ -155,95 +155,89 @@ def _explain(source: ModelSource, error: Exception) -> str:
 
 
 def _load_tokenizer(
-    source: ModelSource, location: str, kwargs: dict[str, Any], vocabulary: int
+    source: ModelSource, location: str, kwargs: dict[str, Any], vocab_size: int
 ) -> PreTrainedTokenizerFast:
+    """Load the tokenizer, without tokens that the model has no embeddings for."""
     tokenizer = AutoTokenizer.from_pretrained(location, **kwargs)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise PassError(
             f"{source.name} has no fast tokenizer (tokenizer.json), which the runtime needs"
         )
-    stored = _stored_vocabulary_size(source, location, kwargs)
-    dropped = _drop_added_tokens(tokenizer, vocabulary)
-    # Tokens that only transformers added are dropped without a warning.
-    if noted := [text for text, token in dropped.items() if stored is None or token < stored]:
+    id_count = _stored_id_count(source, location, kwargs)
+    removed = _remove_added_tokens(tokenizer, vocab_size)
+    # Tokens that are not in the files were added by transformers, so nobody misses them.
+    missed = [text for text, id_ in removed.items() if id_count is None or id_ < id_count]
+    if missed:
         warnings.warn(
-            f"{source.name} has no embeddings for the added tokens {', '.join(noted)}: they "
+            f"{source.name} has no embeddings for the added tokens {', '.join(missed)}: they "
             "are read as plain text",
             stacklevel=2,
         )
     if source.is_gguf:
         fix_gguf_tokenizer(tokenizer, Path(source.location))
-    # A tokenizer.json may have truncation or padding switched on. transformers ignores both by
-    # default.
+    # A tokenizer.json may switch truncation or padding on, which transformers ignores by default
+    # and the runtime would obey.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
-def _stored_vocabulary_size(
-    source: ModelSource, location: str, kwargs: dict[str, Any]
-) -> int | None:
-    """Return the number of token ids in the files; None if there is no tokenizer.json."""
+def _stored_id_count(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
+    """Return the number of token ids in the tokenizer's file; None if it has no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
-    place = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
+    arguments = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
     path = cached_file(
-        location, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **place
+        location, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **arguments
     )
-    return (
-        None
-        if path is None
-        else 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
-    )
+    if path is None:
+        return None
+    return 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
 
 
-def _drop_added_tokens(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> dict[str, int]:
-    """Remove the added tokens that have no embeddings in the model. Return their texts and ids.
+def _remove_added_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> dict[str, int]:
+    """Remove the added tokens that have no embeddings in the model. Return their ids by text.
 
     Some published models have such tokens (Gemma3's text models have an image token), and
     transformers adds others, such as <|endoftext|>. Afterwards their texts are tokenized as plain
     text.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    dropped = {
-        token["content"]: token["id"]
-        for token in content["added_tokens"]
-        if token["id"] >= vocabulary
-    }
-    if dropped:
-        content["added_tokens"] = [
-            token for token in content["added_tokens"] if token["id"] < vocabulary
-        ]
-        if isinstance(words := content["model"]["vocab"], dict):
+    added = content["added_tokens"]
+    removed = {token["content"]: token["id"] for token in added if token["id"] >= vocab_size}
+    if removed:
+        content["added_tokens"] = [token for token in added if token["id"] < vocab_size]
+        if isinstance(ids := content["model"]["vocab"], dict):
             content["model"]["vocab"] = {
-                word: token for word, token in words.items() if word not in dropped
+                text: id_ for text, id_ in ids.items() if text not in removed
             }
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
         for name, text in tokenizer.special_tokens_map.items():
-            if isinstance(text, str) and text in dropped:
+            if isinstance(text, str) and text in removed:
                 setattr(tokenizer, name, None)
-    return dropped
+    return removed
 
 
 @contextmanager
 def _parse_gguf_once() -> Iterator[None]:
-    """Within the block, `gguf.GGUFReader` is `read_gguf`, and files and maps of names are cached.
+    """Replace `gguf.GGUFReader` by `read_gguf` within the block, and cache its results and those of
+    `gguf.get_tensor_name_map`.
 
-    transformers parses the file for the config, the tokenizer and the weights, and computes the map
-    for every module. Each takes seconds.
+    transformers parses the file for the config, for the tokenizer and for the weights, and computes
+    the map of names for every module. Each takes seconds.
     """
-    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.cache(lambda path, *_: read_gguf(Path(path)))
-    gguf.get_tensor_name_map = functools.cache(names)
+    gguf.get_tensor_name_map = functools.cache(name_map)
     try:
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within the block, transformers prints nothing, because the toolkit has its own messages."""
+    """Silence transformers within the block, because the toolkit has messages of its own."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -1,6 +1,7 @@
-"""Look-ahead weights, and their file: embeddings [L,H] and, if trained, adapter and draft head.
+"""Reads, checks and writes look-ahead weights: embeddings [L,H] and, if they were trained, adapter
+and draft head.
 
-`lookahead.safetensors` holds
+A weights file, `lookahead.safetensors`, has these tensors and metadata:
 
     lookahead            [L,H]      inputs of the decoder's first layer (after the embedding scale
                                     if there is one)
@@ -9,8 +10,8 @@
     base_sample          [matrices] fingerprint of the base model
     metadata `pass`      JSON: TrainingRecord
 
-A file with `lookahead` alone is valid too: embeddings that pass-train did not make. Only their size
-can be checked.
+A file with the tensor `lookahead` alone is valid too. Its embeddings were not made by pass-train,
+and without a fingerprint, only their size can be checked.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ EMBEDDINGS_KEY, FINGERPRINT_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
 class TrainingRecord(BaseModel):
     """The metadata of a weights file: what was trained, on which text, and how.
 
-    base: the base model. rank: of the adapter; 0 without one. recipe: pass-train's settings, data
-    and stages.
-    acceptance: for i = 1..L the rate at which drafts 1..i are all right, if greedy. Training
-    measures it on held-out sequences; `pass-train evaluate --record` replaces it by the acceptance
-    on its prompts.
-    acceptance_sampled: the same at temperature 0.8; empty before `--record`.
+    base: the name of the base model. lookahead: L. steps: of the training.
+    adapter, rank: the adapter's type and its rank, 0 without an adapter.
+    head_rank, head_width: r and m of the draft head (`model.head`), 0 without a head.
+    recipe: pass-train's settings, data and stages. tools: versions of packages, by name.
+    acceptance: for i = 1..L, how often drafts 1 to i are all accepted in greedy decoding. Training
+    measures this on held-out sequences, and `pass-train evaluate --record` replaces it by what it
+    measures on its prompts.
+    acceptance_sampled: the same at temperature 0.8; () before `--record`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,10 +72,10 @@ class TrainingRecord(BaseModel):
 class LookaheadWeights:
     """Look-ahead weights in memory.
 
-    embeddings: [L,H] float32. trained: False for the baseline. source: a description for the
-    manifest.
-    adapter: changes look-ahead rows only. head: changes the logits of their drafts.
-    record: None for weights that pass-train did not write.
+    embeddings: [L,H] float32. trained: False for the untrained baseline. source: says in the
+    manifest where they come from.
+    adapter, head: None if there is none.
+    record: the record of their training, None for weights that pass-train did not write.
     """
 
     embeddings: torch.Tensor
@@ -84,7 +87,7 @@ class LookaheadWeights:
 
     @property
     def lookahead(self) -> int:
-        """L"""
+        """L, the number of look-ahead embeddings."""
         return len(self.embeddings)
 
     @property
@@ -111,29 +114,30 @@ def write_lookahead(
     base_fingerprint: torch.Tensor,
     record: TrainingRecord,
 ) -> None:
-    """Write a weights file in float16 atomically."""
+    """Write a weights file atomically, in float16 but for the fingerprint."""
     tensors = {EMBEDDINGS_KEY: embeddings.detach()}
     tensors |= (adapter.tensors() if adapter else {}) | (head.tensors() if head else {})
     tensors = {name: tensor.half().contiguous().cpu() for name, tensor in tensors.items()}
-    tensors[FINGERPRINT_KEY] = base_fingerprint  # in float32
-    # save_file would make the file readable by its owner only.
+    tensors[FINGERPRINT_KEY] = base_fingerprint
+    # safetensors' save_file would make a file that only its owner can read.
     write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
 def read_record(path: Path) -> TrainingRecord:
-    """Return the record of a weights file. Raises PassError if pass-train did not write it."""
+    """Return a weights file's record. Raises PassError if pass-train did not write the file."""
     return _read_trained(path)[1]
 
 
 def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[float, ...]) -> None:
-    """Replace the acceptance in the record of a weights file."""
+    """Replace `acceptance` and `acceptance_sampled` in the record of a weights file."""
     tensors, record = _read_trained(path)
     record = record.model_copy(update={"acceptance": greedy, "acceptance_sampled": sampled})
     write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
 def read_fingerprint(path: Path) -> torch.Tensor:
-    """Return the `model_fingerprint` in a file, of the model it was trained for; empty if none."""
+    """Return the fingerprint in a weights file, which is that of the model that the weights were
+    trained for; an empty tensor if the file has none."""
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
@@ -159,11 +163,11 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 
 
 def read_lookahead(path: Path, lookahead: int, model: PreTrainedModel) -> LookaheadWeights:
-    """Return a file's first `lookahead` embeddings, adapter and head. Raises PassError if one is
-    unfit."""
+    """Return the weights in a file, with its first `lookahead` embeddings. Raises PassError if the
+    file is damaged, or if the weights do not fit the model."""
     tensors, record = _read_file(path)
-    trained_for = tensors.get(FINGERPRINT_KEY, torch.empty(0))
-    if record is not None and not same_fingerprint(trained_for, model_fingerprint(model)):
+    fingerprint = tensors.get(FINGERPRINT_KEY, torch.empty(0))
+    if record is not None and not same_fingerprint(fingerprint, model_fingerprint(model)):
         raise PassError(
             f"{path} was trained for another model ({record.base}); train look-ahead weights for "
             "this one with pass-train, or leave --lookahead-weights out"
@@ -207,11 +211,11 @@ def _embeddings(
             f"{path}: {EMBEDDINGS_KEY} has shape {list(embeddings.shape)}, but this model needs "
             f"[{lookahead}, {hidden_size}]; were these weights made for another model?"
         )
-    if (found := len(embeddings)) < lookahead:
+    if (count := len(embeddings)) < lookahead:
         raise PassError(
-            f"{path} holds {found} look-ahead embeddings; use --lookahead {found} or less"
+            f"{path} holds {count} look-ahead embeddings; use --lookahead {count} or less"
         )
-    _finite(path, EMBEDDINGS_KEY, embeddings)
+    _check_finite(path, EMBEDDINGS_KEY, embeddings)
     return embeddings[:lookahead].clone()
 
 
@@ -226,18 +230,20 @@ def _adapter(
     if not names:
         return None
     layers, factors, missing = linear_layers(model), {}, torch.empty(0, 0)
-    for name in (name for name in layers if name in names):  # in the model's order
+    for name, layer in layers.items():  # in the model's order
+        if name not in names:
+            continue
         a, b = (
             tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", missing).float()
             for part in ("lora_A", "lora_B")
         )
-        expected = (layers[name].out_features, layers[name].in_features)
+        expected = (layer.out_features, layer.in_features)
         if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
             raise PassError(
                 f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}"
             )
-        _finite(path, name, a)
-        _finite(path, name, b)
+        _check_finite(path, name, a)
+        _check_finite(path, name, b)
         factors[name] = (a, b)
     if unknown := sorted(set(names) - set(factors)):
         raise PassError(
@@ -248,37 +254,41 @@ def _adapter(
 
 def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) -> DraftHead | None:
     keys = [key for key in tensors if key.startswith(HEAD_PREFIX)]
-    found = {key.removeprefix(HEAD_PREFIX): tensors[key].float() for key in keys}
-    if not found:
+    head_tensors = {key.removeprefix(HEAD_PREFIX): tensors[key].float() for key in keys}
+    if not head_tensors:
         return None
-    if missing := sorted({*TRAINED_TENSORS, TABLE if TABLE in found else PROJECTION} - set(found)):
+    # The table's columns come from a table, a projection or both (`model.head`).
+    needed = {*TRAINED_TENSORS, TABLE if TABLE in head_tensors else PROJECTION}
+    if missing := sorted(needed - set(head_tensors)):
         raise PassError(
             f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head"
         )
-    vocabulary, size = int(model.config.vocab_size), int(model.config.hidden_size)
-    columns = {name: found[name].shape[-1] for name in (TABLE, PROJECTION) if name in found}
-    rank, width = sum(columns.values()), found["bias"].shape[0]
+    vocab_size, hidden_size = int(model.config.vocab_size), int(model.config.hidden_size)
+    columns = {
+        name: head_tensors[name].shape[-1] for name in (TABLE, PROJECTION) if name in head_tensors
+    }
+    rank, width = sum(columns.values()), head_tensors["bias"].shape[0]
     expected = {
-        TABLE: (vocabulary, columns.get(TABLE, 0)),
-        PROJECTION: (size, columns.get(PROJECTION, 0)),
-        "hidden": (width, size),
+        TABLE: (vocab_size, columns.get(TABLE, 0)),
+        PROJECTION: (hidden_size, columns.get(PROJECTION, 0)),
+        "hidden": (width, hidden_size),
         "token": (width, rank),
         "state": (width, width),
         "bias": (width,),
         "out": (rank, width),
     }
     for name in (*columns, *TRAINED_TENSORS):
-        tensor = found[name]
+        tensor = head_tensors[name]
         if tensor.shape != expected[name]:
             raise PassError(
                 f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model "
                 f"needs {list(expected[name])}; was it made for another model?"
             )
-        _finite(path, f"{HEAD_PREFIX}{name}", tensor)
-    return DraftHead(found, model.get_output_embeddings().weight).requires_grad_(False)
+        _check_finite(path, f"{HEAD_PREFIX}{name}", tensor)
+    return DraftHead(head_tensors, model.get_output_embeddings().weight).requires_grad_(False)
 
 
-def _finite(path: Path, name: str, tensor: torch.Tensor) -> None:
+def _check_finite(path: Path, name: str, tensor: torch.Tensor) -> None:
     if not bool(torch.isfinite(tensor).all()):
         raise PassError(
             f"{path}: {name} holds values that are not finite: get the file again, or train it "

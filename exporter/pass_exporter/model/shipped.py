@@ -1,4 +1,4 @@
-"""Finds the look-ahead weights that this package ships for a model, by its fingerprint."""
+"""Finds the look-ahead weights that this package ships for a model, by the model's fingerprint."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pass_exporter.model.registry import models_directory
 
 
 def shipped_weights(model: PreTrainedModel) -> Path | None:
-    """Return the weights file in models/ that was trained for `model`, in any dtype, or None.
-
-    A fine-tuned model does not match its base model's file.
+    """Return the weights file in models/ that was trained for `model`, in whatever dtype it is now;
+    None if there is none. The file of a base model does not match fine-tuned copies of the model.
     """
-    sample = model_fingerprint(model)
-    files = sorted(models_directory().glob(f"*/{FILE_NAME}"))
-    return next((file for file in files if same_fingerprint(read_fingerprint(file), sample)), None)
+    fingerprint = model_fingerprint(model)
+    for file in sorted(models_directory().glob(f"*/{FILE_NAME}")):
+        if same_fingerprint(read_fingerprint(file), fingerprint):
+            return file
+    return None

@@ -1,8 +1,8 @@
-"""Sliding windows: attention layers that see only the last positions of a text.
+"""Makes the masks of layers with a sliding window, which see only the last positions of a text.
 
 The cache keeps every position in every layer, and a mask hides those outside of a layer's window.
-The mask is computed from positions, not from places in the cache: look-ahead rows, and drafts of
-one depth, share positions.
+The mask is computed from the positions of the entries and not from their order in the cache,
+because look-ahead rows, and drafts of one depth, share positions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import torch
 from transformers import PretrainedConfig
 
 WINDOW_IN_ALL_LAYERS = ("mistral", "phi3")
+"""The families in which all layers have the window of the setting `sliding_window`."""
 WINDOW_BY_LAYER = ("qwen2", "qwen3", "gemma3_text")
-"""Families whose `layer_types` names the layers with the window; decoders take a mask by type."""
+"""The families whose setting `layer_types` says which layers have the window. Their decoders take a
+mask for each type of layer."""
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 
 Masks = torch.Tensor | dict[str, torch.Tensor]
@@ -20,9 +22,8 @@ Masks = torch.Tensor | dict[str, torch.Tensor]
 
 
 def layer_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    """Return for each layer how many positions a row sees, its own included; None for all.
-
-    A window that is not shorter than `max_position_embeddings` counts as none.
+    """Return each layer's sliding window: how many positions a row sees, its own included; None if
+    it sees all. A window of `max_position_embeddings` or more hides nothing, so that is None too.
     """
     window: int | None = getattr(config, "sliding_window", None)
     layers = int(config.num_hidden_layers)
@@ -40,8 +41,9 @@ def attention_masks(
 ) -> Masks:
     """Return the masks of a model's layers.
 
-    full [B,1,Q,S] bool: the mask of layers without a sliding window. rows [B or 1,Q], columns [B or
-    1,S]: positions, both relative to the same origin.
+    full [B,1,Q,S] bool: the mask of layers without a sliding window.
+    rows [B or 1,Q], columns [B or 1,S]: the positions of the rows and of the cache entries; both
+    may have any common offset.
     """
     windows = {window for window in layer_windows(config) if window is not None}
     if not windows:
