@@ -159,9 +159,9 @@ class _MistralReader(MarkedReader):
             self._begin_call("" if self._called else self._before, rest)
         elif self._in_list and self._called and rest[0] == ",":
             self._held = rest[1:]
-        elif self._called:
+        elif self._called:  # the end of the list
             self._held, self._state = rest.removeprefix("]").lstrip(), "text"
-        else:
+        else:  # no list, or none of calls
             self._held, self._state = self._before + self._held, "rest"
         return True
 
@@ -170,8 +170,8 @@ class _MistralReader(MarkedReader):
 
 
 class Llama3Json(CallFormat):
-    """`{"name": ..., "parameters": {...}}` is the whole turn. A reader takes further calls after
-    `;` too, which models write although the format has none."""
+    """`{"name": ..., "parameters": {...}}`, perhaps after the marker, is the whole turn. The reader
+    also takes further calls after `;`, which models write although the format has none."""
 
     name, markers = "llama3_json", ("<|python_tag|>",)
     template_signs = ('"parameters": ', "<|start_header_id|>")
@@ -202,8 +202,9 @@ class _Llama3Reader(CallReader):
         if call[0] == "{":
             self._begin_call(self._held[: len(self._held) - len(call)], call)
         else:
-            self._held = rest if self._called else self._held
             self._state = "rest"
+            if self._called:
+                self._held = rest  # without the white space behind the call
         return True
 
     def _reject_call(self, deltas: list[TurnDelta]) -> None:  # noqa: ARG002

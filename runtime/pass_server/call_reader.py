@@ -91,7 +91,7 @@ class CallScanner:
             return 1
         if self.state == "value":
             return self._begin_value(character)
-        follows = {
+        next_states = {
             ("before", "{"): "key",
             ("key", '"'): "in key",
             ("key", "}"): "done",
@@ -99,7 +99,7 @@ class CallScanner:
             ("comma", ","): "key",
             ("comma", "}"): "done",
         }
-        next_state = follows.get((self.state, character))
+        next_state = next_states.get((self.state, character))
         if next_state is None or (next_state == "done" and not self._name):
             self.state = "invalid"
             return 0
@@ -189,7 +189,7 @@ class CallReader(SteppedReader):
         elif self._state == "after" and not self._called:
             held = "" if cut and has_marker else self._before + held
         elif self._state in ("call", "after") or (self._called and (cut or not held.strip())):
-            return []
+            return []  # Behind a call only white space is left, or what was cut off.
         size = overlap(held, self.marker + "{") if cut else 0
         if size > 1:  # a single character may be the beginning of anything
             held = held[:-size].rstrip()

@@ -87,12 +87,13 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Close the connection if its client has kept the server waiting for `client_seconds`. What
         the server itself takes for a request is limited elsewhere."""
         unsent = self.transport.get_write_buffer_size()
+        # Whether the server waits for the client to read: it can or will write nothing more before.
         must_read = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
         has_read = unsent <= self.unsent - MIN_READ_BYTES
         if not must_read or has_read or unsent > self.unsent:
             self.unsent, self.read_at = unsent, now
-        waiting_since = self.read_at if must_read else self.idle_since if self.idle else now
-        if now - waiting_since > self.client_seconds:
+        waiting_since = self.read_at if must_read else self.idle_since
+        if (must_read or self.idle) and now - waiting_since > self.client_seconds:
             self.transport.abort()
 
     @property

@@ -64,8 +64,8 @@ class Service:
         self._long_text_semaphore = asyncio.Semaphore(1)
         self._max_prompt_tokens = min(options.max_prompt_tokens or sys.maxsize, session.capacity)
         shrink_factor = MAX_SHRINK_FACTOR if session.tokenizer.normalizer else 1
-        bytes_per_token = session.vocabulary.longest() * shrink_factor
-        self._max_prompt_bytes = self._max_prompt_tokens * bytes_per_token
+        max_token_bytes = session.vocabulary.longest() * shrink_factor
+        self._max_prompt_bytes = self._max_prompt_tokens * max_token_bytes
 
     @property
     def active_requests(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from pass_runtime import Piece
 from pass_server.api_error import ApiError, as_api_error
 from pass_server.choices import Choice, Json
 from pass_server.formatters import ResponseFormatter, usage_field
@@ -23,9 +24,8 @@ from pass_server.service import ChoicePiece, Service
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
 HEAD_SECONDS = 0.5
-"""How long the head of a stream waits for the first pass. If this pass fails, the error can still
-be the status of the response, after which clients try again. If no slot is free it does not
-wait."""
+"""How long the head of a stream waits for the first pass: if this pass fails, the response can have
+an error status, after which clients try again. If no slot is free, the head does not wait."""
 COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -68,8 +68,8 @@ class GenerationResponse(Response):
         await _cancel_on_disconnect(work(), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, send_start: Send) -> None:
-        """Decode the request and send its answer. send_start: what the head of a stream is sent
-        with, and an answer that is no stream."""
+        """Decode the request and send its answer. send_start: sends the head of a stream, or an
+        answer that is no stream, and notes that the response has started."""
         service = self._service
         async with AsyncExitStack() as stack:
             # This has to be asked before the request itself takes slots.
@@ -120,7 +120,7 @@ class GenerationResponse(Response):
             await self._send_piece(send, choice, piece)
         await _send(send, self._formatter.closing(choices, self._usage(choices)))
 
-    async def _send_piece(self, send: Send, choice: Choice, piece: Any) -> None:
+    async def _send_piece(self, send: Send, choice: Choice, piece: Piece | None) -> None:
         formatter = self._formatter
         contents = formatter.ending(choice) if piece is None else formatter.piece(choice, piece)
         for content in contents:

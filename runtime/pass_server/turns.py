@@ -197,7 +197,7 @@ class ChatFormat:
         if calls is None and not self.has_reasoning:
             return None
         # The last few tokens are enough to find a marker at the end of the prompt.
-        end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
+        prompt_end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
         markers = (
             *(calls.markers if calls else ()),
             *((REASONING_START, REASONING_END) if self.has_reasoning else ()),
@@ -205,7 +205,7 @@ class ChatFormat:
         added = self._session.tokenizer.get_added_tokens_decoder()
         return TurnFormat(
             self.has_reasoning,
-            self.has_reasoning and end.rstrip().endswith(REASONING_START),
+            self.has_reasoning and prompt_end.rstrip().endswith(REASONING_START),
             calls,
             tuple(tool.function.name for tool in request.tools or ()) if calls else (),
             tuple(i for i, each in added.items() if each.special and each.content in markers),
@@ -222,6 +222,7 @@ class ChatFormat:
             return requested
         terminal = marker_terminals(self._session.tokenizer)
         rules = [] if requested is None else [requested.lark("form")]
+        # If neither calls nor a form of the content are required, nothing is constrained.
         if turn.calls is not None and (turn.only_calls or requested is not None):
             parallel = request.parallel_tool_calls is not False and not isinstance(
                 request.tool_choice, NamedChoice
@@ -285,7 +286,7 @@ def turn_grammar(
         return Constraint(grammar="\n".join(["start: turn", *lines]))
     opening, closing = terminal(REASONING_START), terminal(REASONING_END)
     start = "reasoning turn" if in_reasoning else f"({opening} reasoning)? turn"
-    if closing.startswith("<["):
+    if closing.startswith("<["):  # a special token, which the text of the reasoning cannot contain
         reasoning = [f"reasoning: thinking {closing} /\\s{{0,4}}/", "thinking: /(.|\\n)*/"]
     else:
         reasoning = ["reasoning: thinking /\\s{0,4}/", f"thinking[suffix={closing}]: /(.|\\n)*/"]
