@@ -67,11 +67,11 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, 
     graphs: dict[str, Counter[int]] = {}
     bind = ort_backend.bind
 
-    def noted(session, device, inputs, outputs, cache, graph, *more):
+    def noted(session, device, inputs, outputs, cache, graph, *more, **named):
         bound = [(t.name, t.shape, t.address) for t in (*inputs, *outputs, *cache[0])]
         key = f"{id(session)} {bound}"
         graphs.setdefault(key, Counter())[graph] += 1
-        return bind(session, device, inputs, outputs, cache, graph, *more)
+        return bind(session, device, inputs, outputs, cache, graph, *more, **named)
 
     monkeypatch.setattr(ort_backend, "bind", noted)
     monkeypatch.setattr(BoundSessions, "MAX_BOUND", kept)
