@@ -1,18 +1,16 @@
-"""The figures of scripts/gpu_check.py: times of kernels by name, of onnxruntime-genai, and the
-table beside the figures of an earlier run."""
+"""The report of scripts/gpu_check.py: why parts cannot be used, figures beside those of an earlier
+run, tables of times, and advice on attention."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from pass_runtime import load
+from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.errors import PassError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,11 +18,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
 import gpu_report  # noqa: E402
-import gpu_steps  # noqa: E402
 from gpu_report import (  # noqa: E402
     FIGURES,
     Machine,
     Result,
+    attention_advice,
     compared,
     figures,
     read_figures,
@@ -32,68 +30,8 @@ from gpu_report import (  # noqa: E402
     verdict,
     write_report,
 )
-from gpu_steps import kernel_rows, short_name, time_kernels  # noqa: E402
 
-GPU = {"name": "GPU"}
-GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_relu<128, 64>>(cutlass::Params)"
-
-
-def kernel(name: str, microseconds: float, category: str = "kernel") -> dict[str, Any]:
-    return {"name": name, "cat": category, "dur": microseconds}
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        (GEMM, "Kernel2 cutlass_80_tensorop_f16_s16816gemm_relu"),
-        ("cutlass_80_simt_sgemm", "cutlass_80_simt_sgemm"),
-        (
-            "void onnxruntime::cuda::_UnaryElementWise<__half, OP_Sigmoid<a::B>, 4>(const T*, int)",
-            "_UnaryElementWise OP_Sigmoid",
-        ),
-        ("void (anonymous namespace)::softmax_warp<float>(float*)", "softmax_warp"),
-        ("sm90_xmma_gemm_f16f16_f16f32", "sm90_xmma_gemm_f16f16_f16f32"),
-        ("Memcpy DtoH (Device -> Pinned)", "Memcpy DtoH"),
-        ("x" * 200, "x" * 70),
-    ],
-)
-def test_names_of_kernels(name: str, short: str):
-    assert short_name(name) == short
-
-
-def test_kernels_of_a_pass():
-    """The rows are the sum, then kernels by their time, then the others as one row. Events of the
-    CPU do not count."""
-    events = [kernel(GEMM, 30.0), kernel(GEMM, 50.0), kernel("Memcpy DtoH", 2.0, "gpu_memcpy")]
-    events += [kernel("cudaGraphLaunch", 500.0, "cuda_runtime"), {"name": "a mark", "ph": "i"}]
-    events += [kernel(f"rare{i}", 1.0) for i in range(gpu_steps.SHOWN_KERNELS)]
-    rows = kernel_rows("ar", events, 2)
-    assert rows[0] == {"plan": "ar", "kernel": "all", "launches": 11.5, "microseconds": 51.0}
-    gemm = {"kernel": short_name(GEMM), "launches": 1.0, "microseconds": 40.0}
-    assert rows[1] == {"plan": "ar"} | gemm
-    assert rows[2]["kernel"] == "Memcpy DtoH" and len(rows) == gpu_steps.SHOWN_KERNELS + 2
-    assert rows[-1] == {"plan": "ar", "kernel": "2 others", "launches": 1.0, "microseconds": 1.0}
-    with pytest.raises(PassError, match="saw no kernels"):
-        kernel_rows("ar", [], 2)
-
-
-def test_every_plan_is_profiled_alone(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each text is written once before, and there is no prefill: the only prompt token is the
-    root."""
-    counts = []
-
-    def profiled(work: Any) -> tuple[list[dict[str, Any]], int]:
-        """Record one kernel of 4 us for each pass."""
-        counts.append(work())
-        return [kernel("k", 4.0)] * counts[-1], counts[-1]
-
-    with load(tiny_bundle, "cpu", threads=1) as session:
-        monkeypatch.setattr(session.backend, "prefill", lambda *_: pytest.fail("a prefill"))
-        report = time_kernels(session, profiled)
-    plans = {row["plan"]: row for row in report["kernels"] if row["kernel"] == "all"}
-    assert list(plans) == list(gpu_steps.PROFILED) and report["uncaptured"] == {}
-    assert {(row["launches"], row["microseconds"]) for row in plans.values()} == {(1.0, 4.0)}
-    assert counts[0] >= gpu_steps.PROFILED_TOKENS - 1 and counts[2] <= counts[0]
+GPU = {"name": "GPU", "memory.total": "81559 MiB", "compute_cap": "9.0"}
 
 
 def test_why_kernels_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
@@ -116,23 +54,6 @@ def test_why_genai_cannot_be_timed(monkeypatch: pytest.MonkeyPatch):
         assert reason in why and bool(why) == bool(reason)
     monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
     assert "run: pip install onnxruntime-genai-cuda" in gpu_report.why_no_genai()
-
-
-@pytest.mark.slow
-def test_genai_is_timed(
-    tiny_bundle: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """On the CPU: onnxruntime-genai exports the model and decodes the prompts of pass-run bench."""
-    pytest.importorskip("onnxruntime_genai")
-    manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
-    monkeypatch.setitem(gpu_steps.build_genai.__globals__, "read_manifest", lambda _: manifest)
-    path = tmp_path / "out.json"
-    flags = ["--device=cpu", "--precision=fp32", "--tokens=3", f"--keep={tmp_path}", f"-o{path}"]
-    done = CliRunner().invoke(gpu_steps.main, ["genai", str(tiny_bundle), *flags])
-    assert done.exit_code == 0, done.output
-    (plan,) = json.loads(path.read_text())["plans"]
-    assert plan["plan"] == "genai fp32" and plan["tokens_per_second"] > 0
-    assert (tmp_path / "genai-cpu/fp32/genai_config.json").is_file()
 
 
 def test_measure_runs_every_step_that_has_figures(tmp_path: Path):
@@ -200,3 +121,59 @@ def test_steps_that_only_compare_do_not_change_the_verdict(name: str):
     results = [Result("device", "ok"), Result(name, "failed", reason="no")]
     assert verdict(Machine(GPU), results)[0] == "works"
     assert verdict(Machine(GPU), [Result("genai cuda", "ok")])[0] == "nothing ran"
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [(35, "older than the CUDA library"), (100, "visible to nvidia-smi")]
+)
+def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPatch):
+    api = SimpleNamespace(cudaGetDeviceCount=lambda: (code, 0))
+    monkeypatch.setattr(gpu_report, "nvidia_smi", lambda: GPU)
+    monkeypatch.setattr(gpu_report, "find_device", lambda: find_device(api))
+    monkeypatch.setattr(gpu_report, "why_no_device", lambda: why_no_device(api))
+    missing = gpu_report.find_machine().missing
+    assert f"CUDA error {code}" in missing["cuda-python"] and hint in missing["cuda-python"]
+    assert missing["tensorrt"] == missing["cuda-python"]
+
+
+def test_times_of_layers_beside_the_bandwidth():
+    """At this bandwidth, copying what the pass reads takes half as long as the pass. A pass over
+    all layers is assumed to take longer in proportion to the bytes that it reads."""
+    cell = {"window": "ar", "rows": 1, "ratio": 1.0, "capacity": 512, "milliseconds": 2.0}
+    cell |= {"layers": 4, "layer_bytes": 200, "other_bytes": 200}
+    results = [
+        Result("device", "ok", data={"checks": [], "copy_bandwidth": 1e6}),
+        Result("layers cuda", "ok", data={"cells": [cell]}),
+    ]
+    (row,) = tables(Machine(GPU), results)["layers cuda"]
+    assert row["of the bound"] == "0.50" and row["7B, extrapolated"] == f"{2 * 6600 / 1000:.2f}"
+    (row,) = tables(Machine(GPU), results[1:])["layers cuda"]
+    assert row["of the bound"] == "-"
+
+
+def test_advice_on_cuda_attention():
+    plain = {"logits": [1.0, -4.0], "cells": [{"milliseconds": 2.0}, {"milliseconds": 4.0}]}
+
+    def advice(logits: list[float], factor: float, status: str = "ok") -> str:
+        cells = [{"milliseconds": factor * cell["milliseconds"]} for cell in plain["cells"]]
+        other = {"logits": logits, "cells": cells}
+        return attention_advice(Result("attention cuda", status, 1, "no kernel", other), plain)
+
+    leave_out = "leave out --cuda-attention attention: passes take 0.80 times as long without it"
+    assert advice([1.0, -4.1], 0.8) == leave_out
+    assert advice([1.0, -4.0], 0.99).startswith("export with")
+    assert "logits differ by up to 0.05 of" in advice([1.2, -4.0], 0.8)
+    assert advice([], 1, "failed") == "export with --cuda-attention attention: no kernel"
+    results = [
+        Result("layers cuda", "ok"),
+        Result("attention cuda", "failed"),
+    ]
+    assert verdict(Machine(GPU), results) == ("works", "1 steps on the GPU")
+
+
+def test_times_of_windows_are_shown():
+    row = {"rows": 9, "window": "prefill-9", "lookahead_rows": 0}
+    row |= {"trunk_milliseconds": 1.5, "tail_milliseconds": None}
+    result = Result("rows cuda", "ok", 0, "", {"rows": [row]})
+    (shown,) = tables(Machine(GPU), [result])["rows cuda"]
+    assert [*shown.values()] == ["prefill-9", "9", "-", "1.50", "-"]
