@@ -130,8 +130,10 @@ def _write_plan(
     head: heads.HeadArrays | None,
     locations: Mapping[str, tuple[str, int]],
 ) -> PlanInfo:
+    """Write the tails of a plan, one for each sampler. Return the plan's manifest entry."""
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
+        # Plain decoding (one row) and greedy decoding are the same by either rule.
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
         model = (build_rejection_tail if by_rejection else build_tail)(
             plan, sampler, vocab_size, head

@@ -63,9 +63,9 @@ def torch_cases(
 ) -> list[Case]:
     """Run a random window of every plan of the bundle and a prefill chunk, each after a short text.
 
-    Of a large model only four plans run: all would take minutes, because CPUs lack fast kernels for
-    16-bit dtypes. If layers have a sliding window, the last plan also runs after a text longer than
-    that.
+    Of a large model only `ar` and the last three plans run: all would take minutes, because CPUs
+    lack fast kernels for 16-bit dtypes. If layers have a sliding window, the last plan also runs
+    after a text that is longer than the window.
     quantized: how activations are rounded; None if they are not.
     """
     rng = np.random.default_rng(seed)
@@ -109,8 +109,8 @@ def _torch_case(
     text = torch.from_numpy(rng.integers(0, vocab, (1, length)))
     model.model(input_ids=text, past_key_values=cache, use_cache=True)
     past = _entries(cache, slice(0, length))
-    tokens = rng.integers(0, vocab, plan.width - sum(plan.groups))
-    input_ids = np.concatenate([tokens, plan.lookahead_ids(vocab)])[None].astype(np.int64)
+    root_and_drafts = rng.integers(0, vocab, plan.width - sum(plan.groups))
+    input_ids = np.concatenate([root_and_drafts, plan.lookahead_ids(vocab)])[None].astype(np.int64)
     mask = np.concatenate([np.ones((plan.width, length), np.bool_), plan.window_mask], 1)
     row_positions = torch.from_numpy(length + plan.row_position)[None]
     column_positions = torch.cat([torch.arange(length)[None], row_positions], 1)

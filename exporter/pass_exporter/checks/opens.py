@@ -14,8 +14,8 @@ from pass_runtime.session import Session, load
 
 PROMPT, NEW_TOKENS = "The", 4
 MAX_PACKED_BYTES = 1 << 30
-"""The most bytes of float32 weights of which ONNX Runtime's packed copies fit into the memory that
-an export may take."""
+"""The largest size of float32 weights whose packed copies, which ONNX Runtime makes, fit into the
+memory that an export may take."""
 RUNTIME_ADVICE = "; export the bundle again"
 """The end of some messages of the runtime. It is cut off here, because another export would write
 the same bundle."""

@@ -91,7 +91,7 @@ def score_tokens(
 
 def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
     """Return a function that computes the trunk's logits of a chunk of CHUNK_TOKENS tokens."""
-    session = open_trunk(bundle, manifest, "cpu", 1, 0).plain
+    session = open_trunk(bundle, manifest, "cpu", slots=1, threads=0).plain
     plan, model = prefill_plan(CHUNK_TOKENS), manifest.model
     input_names = {value.name for value in session.get_inputs()}
     cache = np.zeros((1, model.kv_heads, CHUNK_TOKENS, model.head_dim), model.dtype)

@@ -25,7 +25,7 @@ FILE_PREFIX = "sums."
 MAX_COMPARED_COLUMNS = 4096
 """The largest number of a product's columns that are compared. Only the LM head has more."""
 MAX_ROUNDINGS = 8
-"""The largest accepted error of a sum is half of one (sums are integers), and this many float32
+"""The largest accepted error of a sum is 0.5, because sums are integers, plus this many float32
 roundings of the sum, because the result is scaled in float32."""
 
 

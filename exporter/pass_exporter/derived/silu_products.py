@@ -41,6 +41,7 @@ def fuse_silu_products(graph: ir.Graph) -> None:
         ):
             continue
         assert gate.dtype is not None
+        # The length of the scale is that of a group, which has to divide the columns.
         scale = np.full(np.gcd(columns, GROUP_COLUMNS), SCALE, gate.dtype.numpy())
         inputs = [up, initializer(graph, f"silu.scale.{scale.size}", scale), gate]
         attributes: dict[str, str | float] = {"activation": "silu", "epsilon": EPSILON}

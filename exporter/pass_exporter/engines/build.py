@@ -115,7 +115,7 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()
-    import_library(library)
+    import_library(library)  # Raises PassError if it is not installed.
     targets = choose_targets(library, config.compute_capability, device)
     if library.builds_ahead:
         check_formats(manifest, targets)

@@ -57,8 +57,8 @@ def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
     """Raise PassError if a target does not support a format, or weights have zero points."""
     quantization = manifest.model.quantization
     if quantization is not None and quantization.zero_points:
-        again = "export the bundle again with --weights int4 --no-zero-points"
-        raise PassError(f"TensorRT does not support zero points; {again}")
+        advice = "export the bundle again with --weights int4 --no-zero-points"
+        raise PassError(f"TensorRT does not support zero points; {advice}")
     for number_format in (manifest.model.dtype, manifest.model.weights):
         minimum = MIN_COMPUTE_CAPABILITY.get(number_format, 0)
         unfit = [target for target in targets if int(target.removeprefix("sm")) < minimum]
@@ -104,9 +104,9 @@ def choose_widths(
         return default_prefill_widths(manifest, columns)
     widths = tuple(sorted(set(requested), reverse=True))
     if not widths or not 2 <= widths[-1] <= widths[0] <= columns[-1]:
-        given = ",".join(map(str, requested))
+        value = ",".join(map(str, requested))
         raise PassError(
-            f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {given!r}"
+            f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {value!r}"
         )
     return widths
 

@@ -21,7 +21,7 @@ from pass_runtime.text.chat_template import ChatTemplate
 GGUF_ENDS = ("eos", "eot", "eom")
 """A .gguf file has the ends of a text, a turn and a message as `tokenizer.ggml.<name>_token_id`."""
 SAMPLE_QUESTION, SAMPLE_ANSWER = "Is it raining?", "It is a sunny day"
-"""A chat template writes a conversation of these, in which the token after the answer is read."""
+"""The conversation that a chat template writes here, to see which token follows the answer."""
 
 
 def end_tokens(

@@ -172,8 +172,8 @@ def widened(
     """Return a larger head that computes the same as `head` until it is trained.
 
     The new elements of the state have random input weights and zero output weights. The table's new
-    columns come from the principal directions `head.rank`, `head.rank + 1`, ..., and have zero
-    weights to the old elements of the state.
+    columns come from the principal directions `head.rank`, `head.rank + 1`, ..., and have no
+    influence on the old elements of the state.
     rank, width: those of the larger head; a rank of at most H is used, as in `new_head`.
     """
     rank = max(min(rank, embeddings.shape[1]), head.rank)
