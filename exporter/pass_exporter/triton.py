@@ -108,11 +108,8 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
         'backend: "python"',
         "max_batch_size: 0",
         "model_transaction_policy { decoupled: true }",
-        *(
-            f"input {{ {_field(field)}{_optional(field)} }}"
-            for field in inputs(tokens=config.tokens)
-        ),
-        *(f"output {{ {_field(field)} }}" for field in outputs(tokens=config.tokens)),
+        *(f"input {{ {_tensor(spec)}{_optional(spec)} }}" for spec in inputs(tokens=config.tokens)),
+        *(f"output {{ {_tensor(spec)} }}" for spec in outputs(tokens=config.tokens)),
         f"instance_group {{ count: {config.instances} kind: {_instance_kind(device)} }}",
         *(
             f"parameters {{ key: {_quoted(key)} value {{ string_value: {_value(value)} }} }}"
@@ -144,12 +141,12 @@ def _instance_kind(device: str) -> str:
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
-def _field(field: TensorSpec) -> str:
-    return f'name: "{field.name}" data_type: TYPE_{field.dtype} dims: [ {field.dims} ]'
+def _tensor(spec: TensorSpec) -> str:
+    return f'name: "{spec.name}" data_type: TYPE_{spec.dtype} dims: [ {spec.dims} ]'
 
 
-def _optional(field: TensorSpec) -> str:
-    return " optional: true" if field.optional else ""
+def _optional(spec: TensorSpec) -> str:
+    return " optional: true" if spec.optional else ""
 
 
 def _value(value: object) -> str:

@@ -97,8 +97,9 @@ class LookaheadWeights:
 
 
 def mean_embedding(model: PreTrainedModel, lookahead: int) -> LookaheadWeights:
-    """Return the untrained baseline: every row is the mean of the vocabulary's embeddings."""
+    """Return the untrained baseline: every embedding is the mean of the vocabulary's embeddings."""
     embedding = model.get_input_embeddings()
+    # Gemma's embedding layer multiplies its results by this number.
     scale = getattr(embedding, "scalar_embed_scale", 1.0)
     mean = embedding.weight.float().mean(0) * scale
     return LookaheadWeights(
