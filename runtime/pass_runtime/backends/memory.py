@@ -232,9 +232,8 @@ class Buffers:
     def _address(
         self, key: tuple[str, tuple[int, ...]], shape: tuple[int, ...], dtype: npt.DTypeLike
     ) -> int:
-        """Return the address of the buffer `key`, which is allocated with `shape` at the first
-        call. key: name and shape; for rows of slots, the shape has -1 in place of the number of
-        slots."""
+        """Return the address of a buffer of `shape`, which is allocated at the first call. key: its
+        name and shape, which begins with -1 if the buffer has a row for every slot."""
         if key not in self._addresses:
             (name, key_shape), size = key, max(math.prod(shape), 1) * item_size(dtype)
             transient = name in self._transient and key_shape[:1] == (-1,)

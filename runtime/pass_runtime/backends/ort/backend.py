@@ -334,7 +334,7 @@ class OrtBackend(Backend):
             (past, present),
             graph_id,
             self.memory,
-            on_failure=partial(self._not_captured, file),
+            partial(self._not_captured, file),
         )
 
     def _not_captured(self, file: str, reason: str) -> None:
