@@ -173,7 +173,7 @@ def test_a_byte_order_mark_and_a_missing_last_line_feed(tiny_bundle: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
+def test_requests_and_results_can_be_standard_input_and_output(tiny_bundle: Path, tmp_path: Path):
     stdin = '{"prompt": "a", "id": 1}\nno JSON\n'
     done = process("batch", tiny_bundle, "-", "-", *FLAGS, stdin=stdin)
     assert done.returncode == 0
@@ -230,7 +230,7 @@ def test_an_empty_file_has_no_results(tiny_bundle: Path, tmp_path: Path):
     assert results.read_bytes() == b""
 
 
-def test_unreadable_requests_and_unwritable_results(tiny_bundle: Path, tmp_path: Path):
+def test_unreadable_requests_and_unwritable_results_are_refused(tiny_bundle: Path, tmp_path: Path):
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     assert "in.jsonl" in refusal("batch", tiny_bundle, requests, results)
     requests.write_bytes(b'{"prompt": "\xff"}\n')

@@ -114,7 +114,7 @@ def test_default_prompts_and_plans(tiny_bundle: Path):
         assert ids[-1] == session.encode(prompts[-1].text)
 
 
-def test_figures_by_prompt(tiny_bundle: Path):
+def test_figures_are_given_by_prompt(tiny_bundle: Path):
     flags = "-p one -p another --plan ar --plan fused --max-new-tokens 8 --repeat 1"
     report = report_of(tiny_bundle, flags)
     plain, fused = (plan["by_prompt"] for plan in report["plans"])
@@ -192,7 +192,7 @@ def test_a_near_tie_is_excused_only_where_rows_may_round_differently(
     assert (len(report["near_ties"]), len(report["differences"])) == (excused, not excused)
 
 
-def test_table(tiny_bundle: Path):
+def test_the_printed_table_has_rows_breakdown_and_bars(tiny_bundle: Path):
     """Each plan has a row, a row of the breakdown, and a bar."""
     flags = shlex.split("-p hello --lookahead 2 --lookahead 4 --breakdown")
     table, rest = output("bench", tiny_bundle, *QUICK, *flags).split("look-ahead embeddings: ")
@@ -202,7 +202,7 @@ def test_table(tiny_bundle: Path):
     assert len(re.findall(f"two-pass L=.*{BAR}", table)) == 2 and "same text" in rest
 
 
-def test_draft_sources(tiny_bundle: Path):
+def test_plans_are_measured_with_each_source_of_drafts(tiny_bundle: Path):
     flags = "--plan ar --plan fused --plan fused:2,1,0 --plan auto -p hello --lookahead 4"
     sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
     report = report_of(tiny_bundle, flags, *QUICK, *sources)
@@ -211,7 +211,7 @@ def test_draft_sources(tiny_bundle: Path):
     assert [plan["plan"] for plan in report["plans"]] == names.split("|")
 
 
-def test_sampling_and_plans(random_bundle: Path):
+def test_a_plan_given_twice_is_measured_once(random_bundle: Path):
     flags = "--temperature 1 --seed 3 --plan two-pass --plan ar --plan two-pass"
     report = report_of(random_bundle, flags, *QUICK)
     assert [plan["plan"] for plan in report["plans"]] == ["two-pass L=6", "ar"]
@@ -260,7 +260,7 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", ["", "--batch 3"])
 @pytest.mark.parametrize("sampling", ["", "--temperature 0.8 --top-k 50 --top-p 0.9 --seed 1"])
-def test_breakdown(tiny_bundle: Path, batch: str, sampling: str):
+def test_breakdown_adds_times_and_a_predicted_speed(tiny_bundle: Path, batch: str, sampling: str):
     """Each plan has the times of trunk, tail and host, and the speed that follows from them. `auto`
     has none, since it changes between plans."""
     plans = "--plan ar --plan two-pass --plan fused:2,1,1 --plan auto --lookahead 2 --breakdown"
@@ -290,7 +290,7 @@ def test_the_report_is_written_after_every_round(
     assert written == [1, 2, 3]
 
 
-def test_prompt_file(tiny_bundle: Path, tmp_path: Path):
+def test_prompts_of_a_file_and_of_flags_are_added_up(tiny_bundle: Path, tmp_path: Path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "Zwei 🦊", "id": 2}\n', encoding="utf-8")
     flags = ("--prompt-file", file, "-p", "three")
@@ -323,7 +323,7 @@ def test_refused_flags(tiny_bundle: Path, flags: str):
     refusal("bench", tiny_bundle, *flags.split())
 
 
-def test_unwritable_output(tiny_bundle: Path, tmp_path: Path):
+def test_an_unwritable_output_is_refused(tiny_bundle: Path, tmp_path: Path):
     line = refusal("bench", tiny_bundle, *QUICK, "-o", tmp_path / "no" / "bench.json")
     assert "cannot write" in line and list(tmp_path.iterdir()) == []
 

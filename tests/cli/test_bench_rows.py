@@ -135,5 +135,5 @@ def test_windows_have_the_rows_that_were_asked_for():
         ("--rows 5 --breakdown", "leave out --breakdown"),
     ],
 )
-def test_refused_rows(tiny_bundle: Path, flags: str, expected: str):
+def test_flags_that_do_not_fit_rows_are_refused(tiny_bundle: Path, flags: str, expected: str):
     assert expected in refusal("bench", tiny_bundle, *flags.split())

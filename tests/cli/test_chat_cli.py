@@ -37,14 +37,14 @@ def test_turns_build_on_each_other(tiny_bundle: Path):
 
 
 @pytest.mark.slow
-def test_reset_forgets(tiny_bundle: Path):
+def test_reset_forgets_the_conversation(tiny_bundle: Path):
     conversation = answers_to(tiny_bundle, "hello", "again")
     alone = answers_to(tiny_bundle, "hello")
     assert answers_to(tiny_bundle, "hello", "again", "/reset", "hello") == conversation + alone
     assert answers_to(tiny_bundle, "hello", "again", "hello") != conversation + alone
 
 
-def test_blank_lines_and_quit(tiny_bundle: Path):
+def test_blank_lines_are_skipped_and_quit_ends_the_chat(tiny_bundle: Path):
     assert answers_to(tiny_bundle, "", "  ", "hello", "/quit", "not read") == answers_to(
         tiny_bundle, "hello"
     )
@@ -194,7 +194,7 @@ def test_tiny_capacities_answer_or_refuse_in_one_line(tiny_bundle: Path, capacit
     assert len(answers.splitlines()) >= len(lines) - len(refused)
 
 
-def test_save_and_load(tiny_bundle: Path, tmp_path: Path):
+def test_a_saved_conversation_can_be_loaded(tiny_bundle: Path, tmp_path: Path):
     saved = tmp_path / "a talk.json"
     flags = (*FLAGS, "--system", "short")
     first, notes = chat(tiny_bundle, "hello", f"/save {saved}", "again", flags=flags)
@@ -256,7 +256,7 @@ def test_a_path_is_not_a_command(tiny_bundle: Path):
     assert answers.strip() and notes == []
 
 
-def test_closed_standard_input(tiny_bundle: Path):
+def test_a_closed_standard_input_ends_the_chat(tiny_bundle: Path):
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&-', "sh", *PASS_RUN, "chat", str(tiny_bundle)],
         capture_output=True,

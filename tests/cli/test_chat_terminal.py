@@ -14,7 +14,7 @@ UP, LEFT = "\x1b[A", "\x1b[D"
 
 
 @pytest.mark.slow
-def test_editing_and_history(tiny_bundle: Path, tmp_path: Path):
+def test_lines_can_be_edited_and_recalled(tiny_bundle: Path, tmp_path: Path):
     saved = tmp_path / "talk.json"
     with Terminal("chat", tiny_bundle, *FLAGS) as terminal:
         terminal.wait_for(PROMPT)
@@ -60,7 +60,7 @@ def test_ctrl_c_stops_answers_and_ends_at_the_prompt(tiny_bundle: Path):
 
 
 @pytest.mark.slow
-def test_sigterm_at_the_prompt(tiny_bundle: Path):
+def test_sigterm_at_the_prompt_ends_the_chat(tiny_bundle: Path):
     with Terminal("chat", tiny_bundle, *FLAGS) as terminal:
         terminal.wait_for(PROMPT)
         terminal.process.send_signal(signal.SIGTERM)

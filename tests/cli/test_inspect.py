@@ -35,7 +35,7 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
     assert printed["tools"]["onnxruntime"] and printed["verified"] is False
 
 
-def test_table(adapter_bundle: Path, tiny_bundle: Path):
+def test_the_table_describes_the_bundle(adapter_bundle: Path, tiny_bundle: Path):
     table = " ".join(output("inspect", adapter_bundle).split())
     words = "llama|2 layers|float32|L=8|rank 4|match|trunk.onnx.data|fused-8|onnxruntime"
     for text in words.split("|"):
@@ -57,7 +57,7 @@ def test_files_are_read_with_verify_only(tiny_bundle: Path, tmp_path: Path):
     assert "all verified" in output("inspect", tiny_bundle, "--verify")
 
 
-def test_engines(tiny_bundle: Path, tmp_path: Path):
+def test_engines_are_listed_and_checked(tiny_bundle: Path, tmp_path: Path):
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="pass_config.json")
     manifest = read_manifest(tiny_bundle)
     of_engine = {"sha256": "0" * 64, "bytes": 1500, "profiles": (), "aliases": {}}
@@ -97,5 +97,5 @@ def test_no_session_of_the_bundle_is_opened(tiny_bundle: Path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_no_bundle(tmp_path: Path):
+def test_a_directory_without_a_bundle_is_refused(tmp_path: Path):
     assert "is not a bundle" in refusal("inspect", tmp_path)

@@ -18,7 +18,9 @@ from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.ort import backend as ort_backend
 
 
-def test_engines(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_captured_passes_of_engines_are_listed(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """TensorRT captures whole passes, of every plan, sampler, batch size and number of cache
     columns, and prefill chunks."""
     gpu = Gpu(with_engines(tiny_bundle, tmp_path, 1, 2), monkeypatch)
@@ -49,7 +51,9 @@ def test_failed_captures_have_their_reason(
         assert "cudaGraphInstantiate failed with CUDA error 901" in reason
 
 
-def test_onnx_runtime(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+def test_captured_graphs_of_onnx_runtime_are_listed(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
     """ONNX Runtime captures the trunk and each tail separately. It runs on the CPU here."""
     captures, memory, capabilities = FakeCaptures(monkeypatch), FakeCuda(), ort_backend.Capabilities
     monkeypatch.setattr(ort_backend, "choose_device", lambda _: "cpu")
@@ -72,7 +76,7 @@ def test_onnx_runtime(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     assert not memory.blocks
 
 
-def test_devices_without_graphs(tiny_bundle: Path):
+def test_devices_without_cuda_graphs_are_refused(tiny_bundle: Path):
     for device in ("cpu", "auto"):
         assert "CUDA graphs" in refusal("inspect", tiny_bundle, "--device", device)
     assert "unknown device 'gpu'" in refusal("inspect", tiny_bundle, "--device", "gpu")

@@ -30,7 +30,7 @@ def start(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.
 
 @pytest.mark.slow
 @SIGNALS
-def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
+def test_an_interrupted_generation_keeps_the_text_so_far(tiny_bundle: Path, number: signal.Signals):
     flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)
     with start(*flags) as running:
         assert running.stdout is not None
@@ -47,7 +47,9 @@ def test_a_long_generation(tiny_bundle: Path, number: signal.Signals):
 
 @pytest.mark.slow
 @SIGNALS
-def test_json_has_the_text_so_far(tiny_bundle: Path, tmp_path: Path, number: signal.Signals):
+def test_the_json_of_an_interrupted_generation_has_the_text_so_far(
+    tiny_bundle: Path, tmp_path: Path, number: signal.Signals
+):
     passes = tmp_path / "passes"  # gets a byte before each pass
     slow = pass_run_after(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
     flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)

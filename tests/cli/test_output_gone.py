@@ -32,7 +32,7 @@ def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
-def test_a_pipe_without_a_reader(command: list[str]):
+def test_a_pipe_without_a_reader_ends_the_command_quietly(command: list[str]):
     """As in `pass-run ... | head -c 1`, but the pipe's reader is gone from the start, so that the
     test has no race."""
     reading, writing = os.pipe()
@@ -48,7 +48,7 @@ def test_a_pipe_without_a_reader(command: list[str]):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "chat", "batch", "inspect"], indirect=True)
 @pytest.mark.parametrize("closed", [1, 2], ids=["stdout", "stderr"])
-def test_a_closed_output(command: list[str], closed: int):
+def test_a_closed_output_causes_no_traceback(command: list[str], closed: int):
     pipe = subprocess.PIPE
     line = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
     done = subprocess.run(line, input=b"hello\n", stdout=pipe, stderr=pipe, timeout=60, check=False)
@@ -61,7 +61,7 @@ def test_a_closed_output(command: list[str], closed: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "batch", "help"], indirect=True)
-def test_a_full_disk(command: list[str]):
+def test_a_full_disk_is_an_error_of_one_line(command: list[str]):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False

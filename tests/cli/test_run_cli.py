@@ -89,7 +89,7 @@ def test_an_empty_prompt_begins_at_the_start_token(tiny_bundle: Path, tmp_path: 
         assert generated(tiny_bundle, *one_token, stdin=content)["prompt_ids"] == [0]
 
 
-def test_a_closed_standard_input(tiny_bundle: Path):
+def test_a_closed_standard_input_is_refused(tiny_bundle: Path):
     command = ["sh", "-c", 'exec "$@" <&-', "sh", *PASS_RUN, "generate", str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "standard input is closed" in assert_refused(done.returncode, done.stdout, done.stderr)
@@ -165,7 +165,7 @@ def test_refused_flags(tiny_bundle: Path, case: str):
     assert expected in refusal("generate", tiny_bundle, "-p", PROMPT, *flags)
 
 
-def test_refused_prompts(tiny_bundle: Path, tmp_path: Path):
+def test_unreadable_and_too_long_prompts_are_refused(tiny_bundle: Path, tmp_path: Path):
     latin1, missing = tmp_path / "latin1.txt", tmp_path / "missing.txt"
     latin1.write_bytes("Straße".encode("latin-1"))
     assert "not UTF-8" in refusal("generate", tiny_bundle, "--prompt-file", latin1)
@@ -189,14 +189,14 @@ def test_a_prompt_that_fills_the_capacity_gets_one_token(
     assert (len(answer["token_ids"]), answer["finish_reason"]) == (1, "length")
 
 
-def test_a_prompt_that_is_not_utf8(tiny_bundle: Path):
+def test_a_prompt_that_is_not_utf8_is_refused(tiny_bundle: Path):
     """Python decodes such bytes to lone surrogates, which no tokenizer accepts."""
     command = [*PASS_RUN, "generate", str(tiny_bundle), "-p", b"Stra\xdfe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "UTF-8" in assert_refused(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_directory_that_is_no_bundle(tmp_path: Path):
+def test_a_directory_that_is_no_bundle_is_refused(tmp_path: Path):
     assert "is not a bundle" in refusal("generate", tmp_path, "-p", PROMPT)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
@@ -218,7 +218,7 @@ def test_a_changed_byte_is_found(tiny_bundle: Path, tmp_path: Path, name: str):
     assert name in line and "SHA-256" in line
 
 
-def test_a_missing_and_a_short_file(tiny_bundle: Path, tmp_path: Path):
+def test_a_missing_and_a_short_file_are_found(tiny_bundle: Path, tmp_path: Path):
     name = "trunk.onnx.data"
     copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
     assert "is missing" in refusal("generate", copy, "-p", PROMPT, "--trust-bundle")

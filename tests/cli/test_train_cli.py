@@ -150,7 +150,7 @@ def test_evaluate_measures_the_chosen_kinds(evaluation: list[object], trained: P
     ("kinds", "reason"),
     [("chat,poem", "'poem'"), ("", "not one of chat"), ("mail", "no prompts of")],
 )
-def test_unknown_kinds(evaluation: list[object], kinds: str, reason: str):
+def test_unknown_kinds_are_refused(evaluation: list[object], kinds: str, reason: str):
     assert reason in refusal("evaluate", *evaluation, "--kinds", kinds)
 
 
@@ -219,7 +219,7 @@ def test_the_baseline_has_no_file_to_record_to(tiny_model: Path):
     ],
     ids=["empty", "no kind", "unknown kind", "one id twice", "too long"],
 )
-def test_wrong_prompts(tiny_model: Path, tmp_path: Path, line: str, reason: str):
+def test_wrong_prompts_are_refused(tiny_model: Path, tmp_path: Path, line: str, reason: str):
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)
     assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", path)
@@ -241,7 +241,7 @@ def test_evaluate_refuses_another_lookahead_than_that_of_the_weights(
     ],
     ids=["empty", "binary", "not utf-8", "too short"],
 )
-def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: str):
+def test_wrong_data_is_refused(tiny_model: Path, tmp_path: Path, content: bytes, reason: str):
     path = tmp_path / "data.txt"
     path.write_bytes(content)
     line = refusal("--model", tiny_model, "--data", path, "-o", tmp_path / "out", *TRAIN)
@@ -268,7 +268,9 @@ def test_wrong_data(tiny_model: Path, tmp_path: Path, content: bytes, reason: st
     ],
     ids=str,
 )
-def test_wrong_options(tiny_model: Path, text: Path, tmp_path: Path, flags: list[str], reason: str):
+def test_wrong_options_are_refused(
+    tiny_model: Path, text: Path, tmp_path: Path, flags: list[str], reason: str
+):
     paths = ["--model", tiny_model, "--data", text, "-o", tmp_path / "out"]
     assert reason in refusal(*paths, *SMALL, *flags)
 
@@ -306,5 +308,5 @@ def test_missing_options_name_themselves():
 
 
 @pytest.mark.parametrize("value", ["", "0,hot", "-1", "nan"])
-def test_wrong_temperatures(tiny_model: Path, value: str):
+def test_wrong_temperatures_are_refused(tiny_model: Path, value: str):
     assert "temperature" in refusal("evaluate", "--model", tiny_model, "--temperatures", value)

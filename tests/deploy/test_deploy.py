@@ -109,7 +109,7 @@ def test_files_that_a_dockerfile_copies_exist_and_are_not_ignored(name):
             assert source == "." or f"!{source}" in allowed, source
 
 
-def test_the_command_of_the_image():
+def test_the_images_command_has_a_key_file_and_a_port():
     assert commands("Dockerfile", "ENTRYPOINT") == [["tini", "--", "pass-run"]] * 2
     for arguments in commands("Dockerfile", "CMD"):
         params = parsed(arguments)

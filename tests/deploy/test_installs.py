@@ -35,7 +35,9 @@ def pip(python: Path, *arguments: str) -> str:
     ("extras", "expected"),
     [("[cpu,serve]", {"onnxruntime"}), ("[gpu,export,serve]", {"onnxruntime-gpu"})],
 )
-def test_packages_in_an_empty_environment(extras: str, expected: set[str], tmp_path: Path):
+def test_an_extra_installs_one_build_of_onnxruntime(
+    extras: str, expected: set[str], tmp_path: Path
+):
     """The extra gpu brings cuBLAS and cuDNN, which onnxruntime-gpu does not require itself."""
     report = tmp_path / "report.json"
     flags = ("--dry-run", "--ignore-installed", "--report", str(report))
@@ -50,7 +52,7 @@ def test_packages_in_an_empty_environment(extras: str, expected: set[str], tmp_p
 
 @pytest.mark.seldom
 @pytest.mark.timeout(900)
-def test_an_environment_for_a_gpu(tmp_path: Path):
+def test_an_environment_for_a_gpu_can_be_repaired(tmp_path: Path):
     """ONNX Runtime offers CUDA there, even without a GPU. If onnxruntime is installed over
     onnxruntime-gpu, the error message names a command that repairs the environment."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)

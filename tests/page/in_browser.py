@@ -149,7 +149,7 @@ def open_page(browser):
         assert page.hosts == {urlsplit(server.url).netloc}
 
 
-def test_a_chat(served, open_page):
+def test_a_chat_shows_what_the_api_answers(served, open_page):
     page = open_page(served)
     page.set(**{"Temperature": 0.8, "Seed": 7, "Top-p": 0.9, "Max tokens": 48})
     page.send()
@@ -208,7 +208,7 @@ def test_alternatives_of_a_completion_with_the_keyboard(served, open_page):
     page.shot("alternatives")
 
 
-def test_the_stop_button(slow_server, open_page):
+def test_the_stop_button_keeps_the_text_so_far(slow_server, open_page):
     page = open_page(slow_server)
     page.set(Max_tokens=600)
     page.send()
@@ -225,7 +225,7 @@ def test_the_stop_button(slow_server, open_page):
     assert page.posted[-1][1]["messages"][1] == {"role": "assistant", "content": page.text(0)}
 
 
-def test_a_comparison(served, open_page):
+def test_a_comparison_shows_both_texts_and_speeds(served, open_page):
     page = open_page(served)
     page.set(Max_tokens=64)
     page.pick("compare")
@@ -279,7 +279,7 @@ def test_a_comparison_marks_texts_that_differ(served, open_page):
     expect(page.page.locator(".differs")).to_have_count(2 * page.tokens(0).count())
 
 
-def test_a_json_schema(served, open_page):
+def test_a_json_schema_constrains_the_answer(served, open_page):
     page = open_page(served)
     schema = {"type": "object", "properties": {"prime": {"type": "boolean"}}, "required": ["prime"]}
     page.set(JSON_schema=json.dumps(schema | {"additionalProperties": False}))

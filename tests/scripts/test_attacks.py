@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_attacks(tiny_bundle: Path):
+def test_each_attack_has_a_row_of_measurements(tiny_bundle: Path):
     pytest.importorskip("fastapi")
     command = [sys.executable, ROOT / "scripts" / "attacks.py", tiny_bundle, "--threads", "1"]
     attacks = ["1,000 chained $ref", "a prompt of 300,000 objects"]

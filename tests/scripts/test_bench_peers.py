@@ -73,7 +73,9 @@ def report_of(
 
 
 @pytest.mark.slow
-def test_plans_by_kind_of_prompt(script: ModuleType, tiny_bundle: Path, prompt_file: Path):
+def test_plans_are_compared_by_kind_of_prompt(
+    script: ModuleType, tiny_bundle: Path, prompt_file: Path
+):
     """There is a row for each temperature, kind of prompts (and for all kinds), and plan."""
     flags = "--kinds chat,code --tokens 8 --rounds 2 --ignore-eos --threads 1"
     plans = "--plan ar --plan 'auto (lookahead)' --plan fused"
@@ -104,7 +106,9 @@ def test_decode_returns_tokens_and_the_size_of_each_pass(
         assert stream.token_ids == text.tokens and sum(text.sizes) == 20
 
 
-def test_several_clients(script: ModuleType, tiny_bundle: Path, prompt_file: Path):
+def test_plans_are_compared_by_number_of_clients(
+    script: ModuleType, tiny_bundle: Path, prompt_file: Path
+):
     flags = "--kinds code --tokens 8 --rounds 2 --plan ar --plan auto --clients 1 --clients 3"
     flags += " --temperature 0 --threads 1"
     runs = report_of(script, tiny_bundle, flags, prompt_file)["runs"]
@@ -157,7 +161,7 @@ def test_engines_take_turns(script: ModuleType):
     assert calls == [*"abc", *"cba", *"abc"]
 
 
-def test_figures(script: ModuleType):
+def test_figures_leave_out_loops(script: ModuleType):
     """The second text is a loop: `ratio` counts it, and `without_loops` does not."""
     loop = [1, 2, 3, 4] * 10
     plain = plain_texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
@@ -197,7 +201,9 @@ def test_refused_flags_start_no_engine(script, tiny_bundle, monkeypatch, flags, 
     assert line.startswith("error: ") and line.count("\n") == 1 and reason in line
 
 
-def test_peers(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_each_peer_has_a_process_and_a_reference(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """Each engine has a process. The reference of an engine with n-gram drafts is the same engine
     without drafts."""
     started: list[Path] = []

@@ -70,7 +70,7 @@ def run_script(folder: Path, *arguments: object) -> subprocess.CompletedProcess[
 @pytest.mark.skipif(
     find_device() is not None or shutil.which("nvidia-smi") is not None, reason="there is a GPU"
 )
-def test_without_a_gpu(tmp_path: Path):
+def test_without_a_gpu_every_step_is_skipped(tmp_path: Path):
     """The report lists the steps that would have run."""
     done = run_script(tmp_path)
     assert done.returncode == 3
@@ -102,7 +102,7 @@ def test_a_missing_bundle_is_refused(tmp_path: Path):
         ("skipped", "{}", "nothing ran", 3),
     ],
 )
-def test_the_verdict(
+def test_the_verdict_follows_from_the_steps_results(
     status: str, uncaptured: str, expected: str, code: int, tmp_path: Path, monkeypatch
 ):
     end = "; sys.exit('broken')" if status == "failed" else ""
@@ -140,7 +140,7 @@ def test_a_library_without_the_target_is_skipped(
     assert not steps["attention cuda"].blocked and steps["attention cuda"].after == ("layers cuda",)
 
 
-def test_the_order_of_steps(tmp_path: Path):
+def test_steps_that_say_most_come_first(tmp_path: Path):
     """The steps that say most come first, in case the budget of time ends early."""
     steps = plan_steps(Machine(GPU, "sm89", 80.0), tmp_path, 8, 4)
     order = "device tiny layers export build rows kernels batch bench cpp genai tests attention"
@@ -187,7 +187,9 @@ def test_a_missing_package_blocks_its_own_steps(tmp_path: Path, monkeypatch: pyt
     assert not build.blocked and build.command[-2:] == ("--max-seq-len", "768")
 
 
-def test_a_failed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_step_ends_neither_the_run_nor_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The report has the failed step's data and last lines. Steps that need it are skipped, and
     others run. A build whose engines are there already has not failed."""
     broken = python("import sys; print('[one]\\ntwo', file=sys.stderr); sys.exit(3)")

@@ -64,7 +64,7 @@ def check(
     return done.returncode, verdict, {step["name"]: step for step in report["steps"]}
 
 
-def test_a_gpu_that_works(engines: Path, tmp_path: Path):
+def test_every_step_of_a_working_gpu_succeeds(engines: Path, tmp_path: Path):
     chosen = ("device", "tiny", "build", "rows", "bench")
     status, verdict, steps = check(engines, tmp_path / "out", *chosen)
     run = [name for name, step in steps.items() if step["status"] == "ok"]
@@ -89,7 +89,9 @@ def test_a_gpu_that_works(engines: Path, tmp_path: Path):
         (12040, "up to 12.4, and the library is CUDA 13.4; update to a driver for CUDA 13"),
     ],
 )
-def test_no_driver_or_an_old_one(driver: int, reason: str, engines: Path, tmp_path: Path):
+def test_the_verdict_names_a_missing_or_old_driver(
+    driver: int, reason: str, engines: Path, tmp_path: Path
+):
     status, verdict, steps = check(engines, tmp_path / "out", driver=driver)
     assert status == 3 and verdict.startswith("VERDICT: nothing ran (no NVIDIA GPU: ")
     assert reason in verdict
@@ -97,14 +99,14 @@ def test_no_driver_or_an_old_one(driver: int, reason: str, engines: Path, tmp_pa
         assert (step["status"], step["reason"]) == ("skipped", "no NVIDIA GPU")
 
 
-def test_captures_that_are_refused(engines: Path, tmp_path: Path):
+def test_refused_captures_are_the_verdict(engines: Path, tmp_path: Path):
     chosen, faults = ("device", "rows", "bench"), {"fail_capture": "cudaStreamBeginCapture"}
     status, verdict, steps = check(engines, tmp_path / "out", *chosen, **faults)
     assert status == 4 and verdict.startswith("VERDICT: works but not captured (device: a copy: ")
     assert "901" in verdict and steps["bench tensorrt greedy"]["data"]["uncaptured"]
 
 
-def test_too_little_memory(engines: Path, tmp_path: Path):
+def test_too_little_memory_is_the_verdict(engines: Path, tmp_path: Path):
     chosen = ("device", "bench tensorrt")
     status, verdict, steps = check(engines, tmp_path / "out", *chosen, limit=1 << 18)
     assert {step["status"] for name, step in steps.items() if name in MEASURED} == {"failed"}, steps
@@ -113,14 +115,14 @@ def test_too_little_memory(engines: Path, tmp_path: Path):
     assert "--max-seq-len" in steps["bench tensorrt greedy"]["reason"]
 
 
-def test_engines_of_another_version(engines: Path, tmp_path: Path):
+def test_engines_of_another_version_are_the_verdict(engines: Path, tmp_path: Path):
     chosen = ("device", "bench tensorrt")
     status, verdict, _ = check(engines, tmp_path / "out", *chosen, version="10.16.0")
     assert status == 1 and "were built by version 10.15.1.fake, and 10.16.0 is installed" in verdict
     assert "run: pass-export build" in verdict
 
 
-def test_a_gpu_that_hangs(engines: Path, tmp_path: Path):
+def test_a_step_that_hangs_ends_with_the_budget(engines: Path, tmp_path: Path):
     status, verdict, steps = check(engines, tmp_path / "out", "device", minutes=0.2, hangs=True)
     assert status == 3, verdict
     assert steps["device"]["status"] == "skipped"

@@ -126,7 +126,9 @@ def test_steps_that_only_compare_do_not_change_the_verdict(name: str):
 @pytest.mark.parametrize(
     ("code", "hint"), [(35, "older than the CUDA library"), (100, "visible to nvidia-smi")]
 )
-def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_reason_why_cuda_sees_no_gpu_is_given(
+    code: int, hint: str, monkeypatch: pytest.MonkeyPatch
+):
     api = SimpleNamespace(cudaGetDeviceCount=lambda: (code, 0))
     monkeypatch.setattr(gpu_report, "nvidia_smi", lambda: GPU)
     monkeypatch.setattr(gpu_report, "find_device", lambda: find_device(api))
@@ -136,7 +138,7 @@ def test_why_cuda_sees_no_gpu(code: int, hint: str, monkeypatch: pytest.MonkeyPa
     assert missing["tensorrt"] == missing["cuda-python"]
 
 
-def test_times_of_layers_beside_the_bandwidth():
+def test_times_of_layers_are_compared_with_the_bandwidth():
     """At this bandwidth, copying what the pass reads takes half as long as the pass. A pass over
     all layers is assumed to take longer in proportion to the bytes that it reads."""
     cell = {"window": "ar", "rows": 1, "ratio": 1.0, "capacity": 512, "milliseconds": 2.0}
@@ -151,7 +153,7 @@ def test_times_of_layers_beside_the_bandwidth():
     assert row["of the bound"] == "-"
 
 
-def test_advice_on_cuda_attention():
+def test_advice_on_cuda_attention_follows_from_logits_and_times():
     plain = {"logits": [1.0, -4.0], "cells": [{"milliseconds": 2.0}, {"milliseconds": 4.0}]}
 
     def advice(logits: list[float], factor: float, status: str = "ok") -> str:

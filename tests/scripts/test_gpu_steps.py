@@ -38,7 +38,7 @@ def test_the_device_step_copies_and_captures():
 
 
 @pytest.mark.slow
-def test_a_device_that_refuses_captures(monkeypatch: pytest.MonkeyPatch):
+def test_a_refused_capture_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch):
     gpu = FakeCuda(target=(8, 9))
     monkeypatch.setattr(gpu, "cudaStreamBeginCapture", lambda *_: (900,), raising=False)
     report = gpu_steps.check_device(gpu)
@@ -46,14 +46,14 @@ def test_a_device_that_refuses_captures(monkeypatch: pytest.MonkeyPatch):
     assert not gpu.blocks and not gpu.streams
 
 
-def test_a_device_without_memory():
+def test_too_little_memory_is_an_error():
     gpu = FakeCuda(target=(8, 9), limit=gpu_steps.COPY_BYTES - 1)
     with pytest.raises(PassError, match="the GPU has no 1 MiB left"):
         gpu_steps.check_device(gpu)
     assert not gpu.blocks and not gpu.streams
 
 
-def test_a_device_that_copies_wrongly(monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_with_changed_bytes_is_an_error(monkeypatch: pytest.MonkeyPatch):
     gpu = FakeCuda(target=(8, 9))
     monkeypatch.setattr(gpu_steps.Cuda, "download", lambda _self, array, _address: array.fill(1))
     with pytest.raises(PassError, match="a copy to the GPU and back changed"):
@@ -129,11 +129,11 @@ def kernel(name: str, microseconds: float, category: str = "kernel") -> dict[str
         ("x" * 200, "x" * 70),
     ],
 )
-def test_names_of_kernels(name: str, short: str):
+def test_names_of_kernels_are_shortened(name: str, short: str):
     assert short_name(name) == short
 
 
-def test_kernels_of_a_pass():
+def test_rows_of_a_pass_kernels_are_sorted_by_time():
     """The rows are the sum, then kernels by their time, then the others as one row. Events of the
     CPU do not count."""
     events = [kernel(GEMM, 30.0), kernel(GEMM, 50.0), kernel("Memcpy DtoH", 2.0, "gpu_memcpy")]

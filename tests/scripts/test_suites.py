@@ -104,7 +104,7 @@ CHECKS = ["ruff check .", "ruff format --check .", "mypy "]
 PYTEST = "pytest -n 2 --dist loadfile"
 
 
-def test_without_a_suite(checkout: Checkout):
+def test_without_a_suite_checks_and_all_tests_run(checkout: Checkout):
     """Lint, types and all tests run, after an install. The second run installs nothing."""
     calls, errors = checkout.suite()
     assert calls[-4:] == [*CHECKS, f"{PYTEST} --no-loadscope-reorder"]
@@ -125,12 +125,12 @@ def test_a_failed_command_fails_the_suite(checkout: Checkout, fails: str):
     assert calls[-1].startswith(fails)
 
 
-def test_an_unknown_suite(checkout: Checkout):
+def test_an_unknown_suite_is_refused(checkout: Checkout):
     reason = "error: no suite is called c++; see scripts/test.sh --help\n"
     assert checkout.suite("c++", expected=2) == ([], reason)
 
 
-def test_the_cpp_suite(checkout: Checkout):
+def test_the_cpp_suite_builds_and_checks_and_tests(checkout: Checkout):
     plain = [
         "build_cpp.sh ",
         *("check_cpp.sh get clang-format", "check_cpp.sh format"),
@@ -169,7 +169,7 @@ def test_a_suite_whose_programs_are_missing_is_skipped(checkout: Checkout):
     assert "NOT CHECKED: the C++ runtime by clang-tidy 14" in errors
 
 
-def test_other_suites(checkout: Checkout):
+def test_suites_of_pytest_get_its_options(checkout: Checkout):
     files = "tests/serve/test_triton.py tests/serve/test_triton_stop.py"
     calls, _ = checkout.suite("triton", "-x")
     assert calls[-2:] == ["install_triton.sh ", f"pytest {files} -x"]
@@ -179,7 +179,7 @@ def test_other_suites(checkout: Checkout):
     assert calls[-1] == "pytest -n 0 tests/page/in_browser.py -x"
 
 
-def test_the_cpus_suite(checkout: Checkout):
+def test_the_cpus_suite_runs_on_x86_64_only(checkout: Checkout):
     """It runs on x86-64 only."""
     checkout.program(checkout.root / "bin/uname", "#!/bin/sh\necho x86_64\n")
     calls, _ = checkout.suite("cpus", "-x")
@@ -189,7 +189,7 @@ def test_the_cpus_suite(checkout: Checkout):
     assert not pytest_calls(calls) and errors.startswith("NOT TESTED: other CPUs")
 
 
-def test_the_ranges_suite(checkout: Checkout):
+def test_the_ranges_suite_runs_with_the_oldest_versions(checkout: Checkout):
     python = str(checkout.root / "bin/python3")
     calls, errors = checkout.suite("ranges", OLDEST_PYTHON=python)
     assert "installing into .venv-oldest" in errors

@@ -19,7 +19,7 @@ SMALL = (
 
 
 @pytest.mark.slow
-def test_the_whole_recipe(tiny_model: Path, tmp_path: Path):
+def test_the_recipe_writes_weights_figures_and_a_card(tiny_model: Path, tmp_path: Path):
     corpus, target = tmp_path / "corpus", tmp_path / "models"
     (corpus / "train").mkdir(parents=True)
     lines = [json.dumps({"message": f"why is fox {i} red?"}) for i in range(50)]
