@@ -19,8 +19,7 @@ int report(const std::string& problem) {
 
 // Report wrong flags in one line that names the command. first: the first argument, or "".
 int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
-    const bool is_help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
-    if (is_help) return app.exit(error);
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
     std::string text = error.what(), command = "pass-cpp";
     for (const CLI::App* subcommand : app.get_subcommands())
         command += " " + subcommand->get_name();

@@ -76,7 +76,7 @@ class RecitingBackend : public Backend {
             ++accepted;
         std::vector<std::int64_t> emitted;
         for (int i = 0; i <= plan.drafts; ++i) emitted.push_back(recited(length + 1 + i));
-        buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted.data(), emitted.size());
+        buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted);
         buffers_.write_number("count", slot, std::int64_t{accepted} + 1);
 
         const std::int64_t after = length + accepted + 1;
@@ -86,7 +86,7 @@ class RecitingBackend : public Backend {
             window.push_back(i < plan.next_draft_depth(accepted) ? drafted(after + 1 + i) : vocab);
         const PlanConstants constants = constants_of(next, vocab);
         window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
-        buffers_.write_row("input_ids", slot, {next.width()}, window.data(), window.size());
+        buffers_.write_row("input_ids", slot, {next.width()}, window);
         buffers_.write_number("length", slot, after);
     }
 };

@@ -51,7 +51,7 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
         for (int i = 0; i < size; ++i) ids.push_back(vocab + i);
     }
     ids.resize(static_cast<std::size_t>(bindings_.padded_width(plan)), 0);
-    buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids.data(), ids.size());
+    buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids);
     set_slot(slot, length, true);
     if (plan.drafts > 0 && manifest_.rule == "rejection") {
         // A draft has probability 1 and all other tokens 0; without a draft, all tokens have 0.
@@ -60,8 +60,7 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
             draft_probs[i * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(drafts[i])] =
                 1.0F;
         }
-        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, draft_probs.data(),
-                           draft_probs.size());
+        buffers_.write_row("draft_probs", slot, {plan.drafts, vocab}, draft_probs);
     }
 }
 
@@ -83,14 +82,11 @@ void Backend::set_processors(int slot, const ProcessedRows& rows) {
     const std::int64_t processed_rows =
         static_cast<std::int64_t>(rows.factor.size()) / touched_count;
     const std::int64_t mask_size = static_cast<std::int64_t>(rows.allowed.size()) / processed_rows;
-    buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed.data(),
-                       rows.allowed.size());
-    buffers_.write_row("touched", slot, {touched_count}, rows.touched.data(), rows.touched.size());
-    buffers_.write_row("bias", slot, {touched_count}, rows.bias.data(), rows.bias.size());
-    buffers_.write_row("factor", slot, {processed_rows, touched_count}, rows.factor.data(),
-                       rows.factor.size());
-    buffers_.write_row("penalty", slot, {processed_rows, touched_count}, rows.penalty.data(),
-                       rows.penalty.size());
+    buffers_.write_row("allowed", slot, {processed_rows, mask_size}, rows.allowed);
+    buffers_.write_row("touched", slot, {touched_count}, rows.touched);
+    buffers_.write_row("bias", slot, {touched_count}, rows.bias);
+    buffers_.write_row("factor", slot, {processed_rows, touched_count}, rows.factor);
+    buffers_.write_row("penalty", slot, {processed_rows, touched_count}, rows.penalty);
 }
 
 const Graph& Backend::processors() const {

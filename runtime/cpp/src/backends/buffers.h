@@ -1,6 +1,7 @@
 // The device memory that graphs are bound to: buffers by name and shape, and the noise in them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -35,13 +36,12 @@ class Buffers {
     // Write a whole buffer that has no rows for slots.
     void write(const std::string& name, const Shape& shape,
                const std::vector<std::int64_t>& values);
-    // Write the `count` elements of the row of `slot`, which has this `shape`.
-    template <class Value>
-    void write_row(const std::string& name, int slot, const Shape& shape, const Value* values,
-                   std::size_t count) {
-        std::byte* first = rows_address(name, shape, sizeof(Value));
-        const std::size_t size = count * sizeof(Value);
-        memory_.upload(first + static_cast<std::size_t>(slot) * size, values, size);
+    // Write the row of `slot`, which has this `shape`.
+    template <class Values>
+    void write_row(const std::string& name, int slot, const Shape& shape, const Values& values) {
+        const std::size_t item_size = sizeof(*values.data()), size = values.size() * item_size;
+        std::byte* rows = rows_address(name, shape, item_size);
+        memory_.upload(rows + static_cast<std::size_t>(slot) * size, values.data(), size);
     }
     // Write a part of the row of `slot`, which has this `shape`: from index `first` of dimension 0
     // on.
@@ -50,7 +50,7 @@ class Buffers {
     // Write the row of `slot` in a buffer whose rows are single numbers.
     template <class Value>
     void write_number(const std::string& name, int slot, Value value) {
-        write_row(name, slot, {}, &value, 1);
+        write_row(name, slot, {}, std::array{value});
     }
     // A copy of the first `count` rows of a buffer with a row of `shape` for every slot.
     template <class Value>
