@@ -25,8 +25,7 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::s
         command += " " + subcommand->get_name();
     if (app.get_subcommands().empty())
         text = first.empty() ? "missing command" : "no such command or option: " + first;
-    // CLI11's text is a sentence: make it follow "error: ", without a full stop or a capital
-    // letter.
+    // CLI11 writes a sentence. After "error: " it has no full stop, and no capital letter.
     if (!text.empty() && text.back() == '.') text.pop_back();
     if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0)
         text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));

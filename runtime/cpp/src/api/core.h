@@ -46,7 +46,6 @@ class Core {
     DraftChoice choose(const GenerateOptions& options) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
-    const std::shared_ptr<Signals>& signals() const { return signals_; }
 
    private:
     // Throws Error if the session is closed.

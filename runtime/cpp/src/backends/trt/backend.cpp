@@ -169,14 +169,13 @@ TrtProgram& TrtBackend::program(const Key& key,
 
 std::string TrtBackend::name_of(const Key& key) const {
     const auto& [graphs, plan, number, sampler, logprobs, touched_count] = key;
-    const std::string processors =
-        touched_count > 0 ? " with processors of " + std::to_string(touched_count) + " tokens" : "";
-    const char *names[] = {"trunk", "tail", "pass", "prefill"},
-               *samplers[] = {"greedy", "sample", "truncated"};
-    return std::string(names[static_cast<int>(graphs)]) + " " + plan + " " +
-           std::to_string(number) + " " + samplers[static_cast<int>(sampler)] +
-           (logprobs ? " with logprobs" : "") + processors + " over " + std::to_string(columns_) +
-           " columns";
+    const char* names[] = {"trunk", "tail", "pass", "prefill"};  // of `Graphs`
+    std::string name = names[static_cast<int>(graphs)];
+    name += " " + plan + " " + std::to_string(number) + " " + pass::name_of(sampler);
+    if (logprobs) name += " with logprobs";
+    if (touched_count > 0)
+        name += " with processors of " + std::to_string(touched_count) + " tokens";
+    return name + " over " + std::to_string(columns_) + " columns";
 }
 
 TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
