@@ -11,7 +11,7 @@ namespace pass {
 
 namespace {
 
-constexpr const char* replacement = "\xEF\xBF\xBD";
+constexpr const char* replacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // What a character's first byte says: the character's size in bytes (0: no character begins with
 // this byte), and the range of its second byte.

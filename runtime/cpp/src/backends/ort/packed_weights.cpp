@@ -79,15 +79,18 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
                                                   const std::filesystem::path& bundle,
                                                   const Manifest& manifest, const std::string& file,
                                                   const Kernels& kernels) {
-    const std::string data = manifest.trunk.file + ".data", cpu = describe_cpu();
+    const std::string weights_file = manifest.trunk.file + ".data", cpu = describe_cpu();
     const std::filesystem::path cache = cache_directory();
-    const FileInfo *graph = manifest.file(file), *weights = manifest.file(data);
+    const FileInfo *graph = manifest.file(file), *weights = manifest.file(weights_file);
     if (graph == nullptr || weights == nullptr || cpu.empty() || cache.empty()) return std::nullopt;
+    // The packed weights belong to the hashes in the manifest; the files must be known to have
+    // them.
     const HashCache hashes;
     if (!hashes.knows(bundle / file, graph->sha256) ||
-        !hashes.knows(bundle / data, weights->sha256)) {
+        !hashes.knows(bundle / weights_file, weights->sha256)) {
         return std::nullopt;
     }
+    // As `weight_key` of packing.py.
     const std::string key = sha256("format " + std::to_string(entry_format) + "\nonnxruntime " +
                                    library.build() + "\ngraph " + graph->sha256 + "\nweights " +
                                    weights->sha256 + "\n" + kernels.text() + "\n" + cpu);

@@ -29,10 +29,9 @@ SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library,
 
     const MappedFile& head = *files_.emplace_back(std::make_unique<MappedFile>(bundle / head_file));
     for (const HeadArray& array : head_arrays(manifest.model, *manifest.lookahead.head)) {
-        const auto type = array.item_bytes == 2 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
-                                                : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
         add(array.name, head, static_cast<std::size_t>(array.offset),
-            static_cast<std::size_t>(array.bytes), array.shape, type);
+            static_cast<std::size_t>(array.bytes), array.shape,
+            element_type(array.item_bytes == 2 ? "float16" : "float32"));
     }
 }
 
