@@ -61,11 +61,10 @@ BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& in
 }
 
 void BoundGraph::run() {
-    if (!capture_) {
+    if (capture_)
+        run_and_capture();
+    else
         run_bound();
-        return;
-    }
-    run_and_capture();
     capture_.reset();
 }
 

@@ -73,6 +73,7 @@ std::vector<std::string> files_of(const TrtLibrary& library, const std::filesyst
 }  // namespace
 
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path) {
+    // The newest version whose headers libpass was built with: messages name its file.
     const auto built =
         std::find_if(library.versions.begin(), library.versions.end(),
                      [](const TrtVersion& version) { return version.make != nullptr; });
@@ -81,8 +82,8 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
                       set_path = std::string("; set ") + library.variable + " to ";
     std::string file, failures;
     void* handle = nullptr;
-    for (const std::string& candidate : files_of(library, path)) {
-        file = candidate;
+    for (const std::string& tried : files_of(library, path)) {
+        file = tried;
         handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
         if (handle != nullptr) break;
         failures += (failures.empty() ? "" : "; ") + std::string(dlerror());
