@@ -56,6 +56,7 @@ SHORT_BODY_BYTES = 1 << 12
 """Bodies up to this size are parsed in the event loop: handing them to a thread takes longer."""
 MAX_JSON_NODES = 1 << 16
 """The most objects, fields and lists in a body: no other thread runs while they are parsed."""
+# A JSON string; at the end of a body that is cut off, also one without its closing quotation mark.
 _JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
@@ -117,6 +118,7 @@ def _count_json_nodes(body: bytes) -> int:
 
 
 def _is_json(content_type: str) -> bool:
+    """Return whether a Content-Type stands for JSON, as application/json does."""
     message = Message()
     message["content-type"] = content_type
     subtype = message.get_content_subtype()

@@ -98,9 +98,9 @@ class ResponseFormatter(ABC):
 class ChoicesFormatter(ResponseFormatter):
     """Writes answers that have a field `choices`: those of completions and chats.
 
-    texts: of tokens. logprobs: whether the request asks for log-probabilities. include_usage:
-    whether a stream ends with an event that has `usage`. pass_details: whether the field `pass` has
-    every token with its source.
+    texts: the texts of tokens. logprobs: whether the request asks for log-probabilities.
+    include_usage: whether a stream ends with an event that has `usage`. pass_details: whether the
+    field `pass` has every token with its source.
     """
 
     id_prefix: str
@@ -228,7 +228,7 @@ class ChatFormatter(ChoicesFormatter):
         logprobs = self._logprobs_of(choice, piece.tokens)
         deltas = choice.answer.push(piece.text)
         if not deltas and self._is_sent_without_text(piece):
-            deltas = [{}]
+            deltas = [{}]  # to send log-probabilities and details
         contents = self._delta_choices(choice, deltas)
         if contents:
             contents[0] |= {"logprobs": logprobs} | self._details_of(choice, piece)

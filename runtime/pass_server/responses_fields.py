@@ -134,7 +134,7 @@ class ResponseStreamOptions(StrictObject):
 
 
 class ResponsesRequest(CommonFields):
-    """/v1/responses"""
+    """The body of a request to /v1/responses."""
 
     input: Input
     instructions: Text | None = Field(None, description="A system message before the input.")

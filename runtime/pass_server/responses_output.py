@@ -21,8 +21,8 @@ _ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputItems:
-    """Builds the output items from deltas. Each change returns its events, which `event` of the
-    formatter completes by a `sequence_number`. items: the output items so far."""
+    """Builds the output items from deltas. A method that changes them returns the events for that,
+    without the `sequence_number`, which the formatter adds. items: the output items so far."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -48,7 +48,7 @@ class OutputItems:
             part = item["content"][0]
             text_done = self._part_event(f"{part['type']}.done") | {"text": part["text"]}
             part_done = self._part_event("content_part.done") | {"part": dict(part)}
-            done = [text_done | _empty_logprobs(item["type"]), part_done]
+            done = [text_done | _logprobs_field(item["type"]), part_done]
         return [*done, self._item_event("done")]
 
     def copy(self) -> list[Json]:
@@ -70,7 +70,7 @@ class OutputItems:
         part = self.items[-1]["content"][0]
         part["text"] += text
         delta = self._part_event(f"{part['type']}.delta") | {"delta": text}
-        return [*begun, delta | _empty_logprobs(kind)]
+        return [*begun, delta | _logprobs_field(kind)]
 
     def begin(self, kind: str, **fields: str) -> list[Json]:
         """Begin an item of a type without text, and return the events for it."""
@@ -89,7 +89,7 @@ class OutputItems:
         if kind in _TEXT_TYPES:
             part: Json = {"type": _TEXT_TYPES[kind], "text": ""}
             if kind == "message":
-                part |= {"annotations": []} | _empty_logprobs(kind)
+                part |= {"annotations": []} | _logprobs_field(kind)
             item["content"].append(part)
             events.append(self._part_event("content_part.added") | {"part": dict(part)})
         return events
@@ -108,8 +108,8 @@ class OutputItems:
         return {"type": f"response.{kind}", "item_id": item_id, "output_index": index}
 
 
-def _empty_logprobs(kind: str) -> Json:
-    """Return a field that clients expect in the text of a message, and not in reasoning."""
+def _logprobs_field(kind: str) -> Json:
+    """Return the field `logprobs`, which clients expect in the text of a message alone."""
     return {"logprobs": []} if kind == "message" else {}
 
 

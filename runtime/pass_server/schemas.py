@@ -178,7 +178,7 @@ class GenerationRequest(StructuredOutputFields, CommonFields):
 
 
 class CompletionRequest(GenerationRequest):
-    """/v1/completions"""
+    """The body of a request to /v1/completions."""
 
     prompt: Prompt = Field(description="Text or token ids, of one prompt or several.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -191,7 +191,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatRequest(GenerationRequest):
-    """/v1/chat/completions"""
+    """The body of a request to /v1/chat/completions."""
 
     messages: Messages
     best_of: Any = null_or(1)

@@ -49,9 +49,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class BenchOptions:
     """What to compare. prompts, prompt_file: without either, FIRST_LOOK_PROMPTS. plans, drafts,
-    lookahead: values of these fields of GenerateOptions, of which all combinations are compared.
-    repeat: the number of rounds. batches: how many sequences to run together, for each if there are
-    several numbers. breakdown: whether to time single passes too."""
+    lookahead: values of `plan`, `draft` and `lookahead` of a request; all combinations are
+    compared. repeat: the number of rounds. batches: numbers of sequences to run together; () runs
+    them one by one. breakdown: whether to time single passes too."""
 
     sampling: SamplingParams
     prompts: tuple[str, ...] = ()
@@ -218,9 +218,8 @@ def run_bench(
             "plans": [entry(contender) for contender in contenders],
         }
 
-    for results in _with_progress(
-        in_turns(_calls(session, contenders, prompts), request.repeat), request.repeat
-    ):
+    rounds = in_turns(_calls(session, contenders, prompts), request.repeat)
+    for results in _with_progress(rounds, request.repeat):  # of all calls, in all rounds so far
         for contender in contenders:
             by_prompt = [runs for (name, _), runs in results.items() if name == contender.name]
             contender.rounds = [list(runs) for runs in zip(*by_prompt, strict=True)]
@@ -251,11 +250,9 @@ def _calls(
 def _with_progress(rounds: Iterable[T], count: int) -> Iterable[T]:
     """Show a progress bar over the rounds if stderr is a terminal."""
     console = Console(stderr=True)
-    return (
-        track(rounds, "bench", count, console=console, transient=True)
-        if console.is_terminal
-        else rounds
-    )
+    if not console.is_terminal:
+        return rounds
+    return track(rounds, "bench", count, console=console, transient=True)
 
 
 def about(session: Session) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def read_request(
 
 
 def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> ResponseOptions:
+    """flags: the values of RESPONSE_FLAGS. text: the prompt if it is text, else None."""
     stream = flags.pop("stream")
     prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
@@ -179,7 +180,7 @@ class OutputTensors:
         """Return the arrays of one response. tokens, text: written since the response before. As in
         vLLM, `num_output_tokens` counts these alone, so that the counts of a stream add up."""
         generation = choice.generation
-        reason = str(generation.finish_reason) if last else "None"
+        reason = str(generation.finish_reason) if last else "None"  # what vLLM's backend says
         arrays = self._text(options.prefix + text, tokens) | {
             "finish_reason": _strings(reason),
             "num_input_tokens": np.array([len(generation.prompt_ids)], np.uint32),
