@@ -65,16 +65,15 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits:
 
     Raises PassError if a difference exceeds `limits`.
     """
-    plain = [case for case in cases if not len(case.plan.lookahead_rows)]
+    without_lookahead_rows = [case for case in cases if not len(case.plan.lookahead_rows)]
     errors = [_check_file(bundle / manifest.trunk.file, manifest, cases, limits, all_entries=True)]
     for derived in manifest.derived:
-        runnable = cases if derived.lookahead_rows else plain
+        file = bundle / derived.file
+        fitting = cases if derived.lookahead_rows else without_lookahead_rows
         # Trunks for one sequence have GroupQueryAttention, which may copy only the entries up to
         # the window's end into the new cache.
         all_entries = derived.batch is None
-        errors.append(
-            _check_file(bundle / derived.file, manifest, runnable, limits, all_entries=all_entries)
-        )
+        errors.append(_check_file(file, manifest, fitting, limits, all_entries=all_entries))
     return max(errors)
 
 

@@ -76,14 +76,15 @@ def split_heads_by_constant(graph: ir.Graph) -> None:
             or sizes.op_type != "Concat"
         ):
             continue
-        heads, size = (None if part is None else part.const_value for part in sizes.inputs[-2:])
+        # torch's exporter joins the shape of four sizes: B and Q, which it computes, -1 and D.
+        third, fourth = (None if part is None else part.const_value for part in sizes.inputs[-2:])
         if (
             len(sizes.inputs) == 4
-            and heads is not None
-            and size is not None
-            and heads.numpy() == -1
+            and third is not None
+            and fourth is not None
+            and third.numpy() == -1
         ):
-            constant = np.array([0, 0, -1, int(size.numpy().item())])
+            constant = np.array([0, 0, -1, int(fourth.numpy().item())])
             node.replace_input_with(1, initializer(graph, f"heads.{constant[-1]}", constant))
             node.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
 

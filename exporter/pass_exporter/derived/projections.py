@@ -79,9 +79,7 @@ def _bias(add: ir.Node, part: ir.Value) -> ir.Value | None:
     """Return what `add` adds to `part`; None if this is not a constant vector."""
     if add.op_type != "Add" or part not in add.inputs:
         return None
-    other = next((value for value in add.inputs if value is not part), None)
-    return (
-        other
-        if other is not None and other.const_value is not None and len(other.const_value.shape) == 1
-        else None
-    )
+    bias = next((value for value in add.inputs if value is not part), None)
+    if bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
+        return None
+    return bias

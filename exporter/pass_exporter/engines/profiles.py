@@ -4,7 +4,8 @@ The trunk has profiles for the windows (width Q, look-ahead rows A) of all trees
 with as many drafts as the bundle allows. Shorter chains have none: a GPU saves nearly nothing by
 fewer rows, every profile of SmolLM2 takes seconds to build, and TensorRT-RTX 1.7 cannot build a
 profile for a range of widths in fp16. Each window has a profile for every number of cache columns
-that a pass may read, both for one sequence and, if `max_batch_size` is larger, for up to that many.
+(entries of a slot's KV cache) that a pass may read, both for one sequence and, if `max_batch_size`
+is larger, for up to that many sequences.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[
 
 
 def engine_plans(manifest: Manifest) -> list[Plan]:
-    """Return the plans that engines are built for."""
-    length = manifest.lookahead.length
-    modes = [make_cycle(mode, length) for mode in MODES]
+    """Return the plans that engines are built for: those of every mode with the bundle's L, and all
+    trees."""
+    cycles = [make_cycle(mode, manifest.lookahead.length) for mode in MODES]
     trees = [plan for plan in manifest.layouts if plan.parents]
-    return [*dict.fromkeys(plan for cycle in modes for plan in cycle.plans), *trees]
+    return [*dict.fromkeys(plan for cycle in cycles for plan in cycle.plans), *trees]
 
 
-def widest(manifest: Manifest) -> Plan:
-    """Return the widest of `engine_plans`."""
+def widest_plan(manifest: Manifest) -> Plan:
+    """Return the one of `engine_plans` whose window has the most rows."""
     return max(engine_plans(manifest), key=lambda plan: plan.width)
 
 
@@ -120,7 +121,8 @@ def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Prof
 
 def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
     """Return the profiles of tail.processors.onnx, for the windows and batch sizes of
-    `logprobs_profiles`. Each profile takes lists of `touched` tokens of any length."""
+    `logprobs_profiles`. Each profile takes lists of any length of the tokens whose logits the
+    processors change (`touched`)."""
     plans = [plan for plan in engine_plans(manifest) if not plan.parents]
     windows = dict.fromkeys((plan.width, plan.drafts + 1) for plan in plans)
     touched = {"touched": (TOKEN_LIST_SIZES[0], TOKEN_LIST_SIZES[1], TOKEN_LIST_SIZES[-1])}

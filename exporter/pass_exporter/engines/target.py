@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pass_exporter.engines.profiles import default_prefill_widths, widest
+from pass_exporter.engines.profiles import default_prefill_widths, widest_plan
 from pass_runtime.backends.cuda import DeviceInfo, why_no_device
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.manifest import Manifest
@@ -74,7 +74,7 @@ def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Man
     max_seq_len: the tokens of the longest sequence (--max-seq-len), None for the default. Raises
     PassError if an option is out of range.
     """
-    limit, window = manifest.model.max_capacity, widest(manifest).width
+    limit, window = manifest.model.max_capacity, widest_plan(manifest).width
     if capacity is not None:
         if capacity % 4 or not window < capacity <= limit:
             raise PassError(
