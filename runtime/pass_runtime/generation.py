@@ -35,8 +35,8 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
-        """session: only referenced, so that the garbage collector does not close it while the
-        stream is in use."""
+        """session: kept here only so that it is not closed as garbage while the stream is in
+        use."""
         self._sequence, self._session = sequence, session
         self._end: End | None = None
         self._read_to_end = False
@@ -233,7 +233,7 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
     """
     for stream in streams:
         aiter(stream)  # raises for a stream that was read to its end
-    with _reading(streams):  # any other reader would lose its signal
+    with _reading(streams):  # Another reader would lose its signal.
         signal, unfinished = _event_signal(streams), dict(enumerate(streams))
     while unfinished:
         with _reading(unfinished.values()):

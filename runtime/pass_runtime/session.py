@@ -211,8 +211,8 @@ class Session:
     def generate_ids(
         self, prompt_ids: Sequence[int], options: GenerateOptions | None = None
     ) -> TokenStream:
-        """Continue a prompt as `generate` does, but as a stream of token ids without text. Raises
-        PassError if `options` have stop strings, which need text."""
+        """Continue a prompt as `generate` does, but yield token ids alone. Raises PassError if
+        `options` have stop strings, which need text."""
         options = options or GenerateOptions()
         if options.stop_strings:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
@@ -251,8 +251,8 @@ class Session:
 
     def warm_up(self, *samplings: SamplingParams) -> None:
         """Time the passes that `auto` needs, for every batch size and the samplers of `samplings`
-        (default: greedy and sampled), so that the first requests need not wait for that. If running
-        requests fill the KV cache, timing is put off. If captured CUDA graphs stay valid
+        (default: greedy and sampled), so that the first requests need not wait for that; put it off
+        if running requests fill the KV cache. On engines whose captured CUDA graphs stay valid
         (`Capabilities.keeps_graphs`), also capture passes for every batch size and KV capacity,
         unless requests are running."""
         capabilities = self.backend.capabilities

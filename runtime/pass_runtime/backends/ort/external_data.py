@@ -23,7 +23,7 @@ from pass_runtime.bundle.manifest import FileInfo
 from pass_runtime.errors import PassError
 
 GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2
-"""The numbers of these fields."""
+"""The numbers of the fields that are named above."""
 VARINT, EIGHT_BYTES, DELIMITED, FOUR_BYTES = 0, 1, 2, 5
 """Protobuf's wire types: how the content of a field is encoded."""
 PIECE_BYTES = 1 << 22
@@ -86,7 +86,9 @@ def resolve_links(model: Path) -> tuple[bytes, Path] | None:
     """If the model or its files of weights are symbolic links, return the model's bytes with the
     paths of the real files, and the folder to which these paths are relative; else None. ONNX
     Runtime refuses weights outside the model's folder. Raises PassError if a file is missing."""
-    content = model.read_bytes() if model.is_symlink() or _any_links(model.parent) else b""
+    if not any(path.is_symlink() for path in model.parent.iterdir()):
+        return None
+    content = model.read_bytes()
     try:
         locations = set(_locations(content))
     except ValueError:  # It is not a model, which ONNX Runtime will report.
@@ -114,10 +116,6 @@ def resolve_links(model: Path) -> tuple[bytes, Path] | None:
 def _edit_tensors(model: bytes, edit: Callable[[bytes], bytes]) -> bytes:
     """Return a model with `edit` applied to each TensorProto among its graph's initializers."""
     return _replace_fields(model, GRAPH, lambda graph: _replace_fields(graph, INITIALIZER, edit))
-
-
-def _any_links(folder: Path) -> bool:
-    return any(path.is_symlink() for path in folder.iterdir())
 
 
 def _locations(model: bytes) -> Iterator[str]:
