@@ -1,4 +1,5 @@
-"""Reads text and JSON lines from files that a user names, replaces files in one step, and locks."""
+"""Files that a user names: reads text and lines of JSON, replaces files in one step, locks
+files."""
 
 from __future__ import annotations
 

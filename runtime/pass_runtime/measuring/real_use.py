@@ -168,8 +168,8 @@ def split_at_loop(tokens: Sequence[int], count: int) -> tuple[range, range]:
     """Return the indices of the first `count` tokens: those before the loop, and those in it."""
     end = min(len(tokens), count)
     start = loop_start(tokens)
-    loop = end if start is None else min(start, end)
-    return range(loop), range(loop, end)
+    loop_index = end if start is None else min(start, end)
+    return range(loop_index), range(loop_index, end)
 
 
 def count_passes(sizes: Iterable[int], indices: range) -> PassCounts:

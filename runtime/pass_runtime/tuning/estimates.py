@@ -1,8 +1,5 @@
-"""What the mode `auto` measures: how long passes take, and how often drafts are accepted.
-
-`probe_plans` lists the plans that `measure` times. `PassTimes` estimates the seconds of any pass
-from these times, and learns from the passes that run. `tuner` chooses plans by both.
-"""
+"""What the mode `auto` measures: how long passes take, and how often drafts are accepted. `tuner`
+chooses plans by both."""
 
 from __future__ import annotations
 
@@ -82,8 +79,7 @@ GPUs multiply matrices in tiles of 8 or 16 rows, and one more row would take one
 SLOWNESS_PASSES, RATIO_PASSES = 4, 32
 """How many passes two moving averages of `PassTimes` span: the slowness, and a shape's ratio."""
 MAX_DEVIATION = 1.2
-"""A pass counts as at most this many times slower or faster than expected: what takes longer is a
-pause of the machine, which later passes do not have."""
+"""A pass counts as at most this many times slower or faster than expected: pauses do not repeat."""
 MIN_PASS_SECONDS = 1e-9
 FAR_X = 1_000_000
 """How far beyond its last point a piecewise linear function is extended: beyond any pass."""

@@ -67,7 +67,7 @@ def find_kernels(manifest: Manifest) -> Kernels:
 
 
 def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
-    """Return the pairs (bits, block size) of the bundle's weights that have blocks."""
+    """Return (bits, block size) of the bundle's weights that have blocks, without repetitions."""
     info = manifest.model.quantization
     if info is None:  # Older bundles do not list their formats; these are all that they can have.
         return () if manifest.model.weights == "full" else {(4, 32), (8, 32)}
@@ -189,12 +189,10 @@ def _value(name: str, element_type: int, columns: int | None = None) -> bytes:
 
 
 def _text(number: int, text: str) -> bytes:
-    """Encode a protobuf field with a text."""
     return encode_field(number, text.encode())
 
 
 def _number(number: int, value: int) -> bytes:
-    """Encode a protobuf field with an integer."""
     return encode_varint(number << 3) + encode_varint(value)
 
 

@@ -1,12 +1,11 @@
-"""`WeightCache`: packed weights, as ONNX Runtime's CPU kernels read them, in files that all
-processes memory-map.
+"""Packed weights, as ONNX Runtime's CPU kernels read them, in files that all processes map.
 
-Without the cache, every session optimizes its graph and packs its weights into memory of its own.
+Without this cache, every session optimizes its graph and packs its weights into memory of its own.
 With it, the first session of a trunk writes the results to the user's cache directory, and later
 sessions map them: they open faster, and share one copy of the weights in memory.
 
-An entry of the cache is a directory packed/KEY/ with a graph, its weights, and a note. The note has
-the hashes of these files, or the reason why the weights cannot be used. An entry is renamed into
+An entry of the cache is a directory packed/KEY/ with a graph, its weights, and a note, which has
+the hashes of both files, or the reason why the weights cannot be used. An entry is renamed into
 place under a lock, after its logits were compared with those of the session that wrote it. The
 entries of two graphs over the same weights link to one file of weights. If anything fails, the
 trunk is opened without the cache.
@@ -58,7 +57,6 @@ PACKING = "%s: packing weights for this CPU, which takes some seconds and happen
 """What is logged with a trunk's path before weights are packed; commands print it."""
 
 Pack = Callable[..., tuple[ort.InferenceSession, AlignedModel]]
-"""`pack` with most of its arguments bound."""
 
 
 class NotPacked(Exception):
