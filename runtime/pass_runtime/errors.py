@@ -6,5 +6,4 @@ class PassError(Exception):
 
 
 FORKED = "this session was opened before the process was forked; load the bundle in this process"
-"""The message of the error in a fork of the process that opened a session: the fork has none of the
-session's threads."""
+"""The message of the error in a forked process, which has none of the session's threads."""

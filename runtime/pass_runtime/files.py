@@ -1,5 +1,4 @@
-"""Files that a user names: reads text and lines of JSON, replaces files in one step, locks
-files."""
+"""Files that a user names: reads text and lines of JSON, replaces files in one step, locks them."""
 
 from __future__ import annotations
 

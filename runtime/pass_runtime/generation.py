@@ -35,8 +35,7 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
-        """session: kept here only so that it is not closed as garbage while the stream is in
-        use."""
+        """session: kept only so that it is not closed as garbage while the stream is in use."""
         self._sequence, self._session = sequence, session
         self._end: End | None = None
         self._read_to_end = False

@@ -210,8 +210,7 @@ class Emitted(NamedTuple):
 @dataclass(frozen=True)
 class Logprobs:
     """Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of
-    the emitted tokens, and `values` [b,E,K] of the K most likely tokens `ids` [b,E,K] at the same
-    positions."""
+    these tokens, and `values` [b,E,K] of the K likeliest tokens `ids` [b,E,K] in their places."""
 
     chosen: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
