@@ -243,12 +243,12 @@ def test_an_unlisted_chat_template_is_refused(bundle, document):
 
 @pytest.mark.slow
 def test_engines_belong_to_graphs_and_weights(tiny_bundle):
-    """Their hash `content` changes with these files, but not with tokenizer or template."""
+    """`content_hash` changes with these files, but not with tokenizer or template."""
     manifest = read_manifest(tiny_bundle)
 
     def content(name: str) -> str:
         changed = manifest.files[name].model_copy(update={"sha256": "0" * 64})
-        return manifest.model_copy(update={"files": manifest.files | {name: changed}}).content
+        return manifest.model_copy(update={"files": manifest.files | {name: changed}}).content_hash
 
     for name in manifest.files:
         kept = name in ("tokenizer.json", "chat_template.jinja")

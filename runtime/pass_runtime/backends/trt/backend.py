@@ -160,8 +160,7 @@ class TrtBackend(Backend):
 
     def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
         """Return the program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`.
-        Every key and number of columns has its own: captured graphs contain addresses and
-        shapes."""
+        Every key and number of columns has its own, as captured graphs contain addresses."""
         key = (what, self._columns, *key)
         if key not in self._programs:
             name = " ".join(map(str, (what, *key[2:], f"over {self._columns} columns")))
