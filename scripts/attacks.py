@@ -56,8 +56,7 @@ def chained_all_of(count: int) -> dict[str, Any]:
     return schema
 
 
-def lark_request(*lines: str) -> dict[str, Any]:
-    outputs = {"grammar": "\n".join(lines)}
+def structured_request(**outputs: Any) -> dict[str, Any]:
     return {"prompt": "x", "max_tokens": 64, "structured_outputs": outputs}
 
 
@@ -71,26 +70,23 @@ def stops_request(count: int, size: int) -> dict[str, Any]:
     return {"prompt": " " * 64, "max_tokens": 64, "ignore_eos": True, "stop": words}
 
 
-def choices_request(count: int) -> dict[str, Any]:
-    words = [f"choice number {i}" for i in range(count)]
-    return {"prompt": "x", "max_tokens": 64, "structured_outputs": {"choice": words}}
-
-
-# Lines of Lark grammars.
-CHAINED_RULES = (*(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"')
-ANY_TEXT_RULES = ("a: b | c | b c", "b: /(.|\\n)+/", "c: /(.|\\n)+/")
+CHAINED_RULES = "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(5000)), 'r5000: "x"'])
+AMBIGUOUS_RULES = 'start: a\na: a a | a a a | "x" | "y"'
+ANY_TEXT_RULES = "start: a*\na: b | c | b c\nb: /(.|\\n)+/\nc: /(.|\\n)+/"
+"""Grammars of Lark, as are the two above."""
+CHOICES = [f"choice number {i}" for i in range(2500)]
 BIASES = {f"x{i}": 1 for i in range(100_000)}
 ATTACKS: dict[str, Callable[[], dict[str, Any]]] = {
     NO_REQUEST: dict,
     "one short request after another": lambda: {"prompt": "x", "max_tokens": 8},
     "1,000 chained $ref": lambda: schema_request(chained_refs(1000)),
     "400 nested allOf": lambda: schema_request(chained_all_of(400)),
-    "5,000 chained Lark rules": lambda: lark_request("start: r0", *CHAINED_RULES),
+    "5,000 chained Lark rules": lambda: structured_request(grammar=CHAINED_RULES),
     "allOf of 23 patterns": lambda: patterns_request(23),
     "allOf of 39 patterns": lambda: patterns_request(39),
-    "2,500 choices": lambda: choices_request(2500),
-    "an ambiguous grammar": lambda: lark_request("start: a", 'a: a a | a a a | "x" | "y"'),
-    "an ambiguous grammar of all text": lambda: lark_request("start: a*", *ANY_TEXT_RULES),
+    "2,500 choices": lambda: structured_request(choice=CHOICES),
+    "an ambiguous grammar": lambda: structured_request(grammar=AMBIGUOUS_RULES),
+    "an ambiguous grammar of all text": lambda: structured_request(grammar=ANY_TEXT_RULES),
     "16 stops of 58,000 spaces": lambda: stops_request(16, 58_000),
     "4 stops of 256 spaces": lambda: stops_request(4, 256),
     "a prompt of 300,000 objects": lambda: {"prompt": [{}] * 300_000},
