@@ -25,6 +25,8 @@ MANIFEST_VERSION = 3
 
 
 class _Strict(BaseModel):
+    """A part of the manifest: types are not converted, and unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -57,6 +59,8 @@ class Tensor(_Strict):
 
 
 class Graph(_Strict):
+    """An ONNX graph of the bundle, and its tensors."""
+
     file: str
     inputs: tuple[Tensor, ...] = Field(strict=False)
     outputs: tuple[Tensor, ...] = Field(strict=False)
@@ -91,10 +95,10 @@ class SchemeInfo(_Strict):
     """How the numbers of a weight [in,out] are stored: as code * scale, or as (code - zero point) *
     scale.
 
-    numbers: the type of the codes. block_size: how many inputs of an output share a scale, which is
-    a block; null is all of them. zero_points: whether there are zero points; codes are then
-    unsigned. offsets: whether an offset is added to all values of a block. The graph multiplies the
-    offset by the sum of the block's inputs, and adds the product to the layer's output.
+    numbers: the type of the codes. block_size: how many inputs of an output make a block, which has
+    one scale; null puts all inputs into one. zero_points: whether blocks have zero points; codes
+    are then unsigned. offsets: whether blocks have offsets, added to all values of the block: the
+    graph adds offset times the sum of the block's inputs to the layer's output.
     """
 
     numbers: Literal["int8", "int4", "fp8"]
