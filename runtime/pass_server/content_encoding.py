@@ -15,9 +15,9 @@ MAX_ZSTD_WINDOW = 1 << 23
 
 
 def expand(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Return the expanded body. encoding: its Content-Encoding. Raises ApiError, and expands no
-    more than `max_bytes` + 1 bytes, if the body has more than `max_bytes`, if it is not in this
-    encoding or cut off, or if the encoding is not supported."""
+    """Return the expanded body. encoding: its Content-Encoding. Raises ApiError if this is not
+    supported, if the body is not in it or is cut off, or if the body expands to more than
+    `max_bytes`, beyond which nothing is expanded."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body

@@ -126,7 +126,7 @@ def measure_rows(
     """
     requested = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
     plans = list(dict.fromkeys([ar_plan(), *requested]))
-    runner = filled_slots(
+    runner = filled_runner(
         session, request, sum(prompts, list[int]()), max(plan.width for plan in plans)
     )
     kinds = [
@@ -154,19 +154,15 @@ def _report(
     request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]
 ) -> dict[str, Any]:
     def row(kind: PassKind) -> dict[str, Any]:
-        ar = seconds[PassKind(ar_plan(), kind.batch, kind.sampler)]
-        (trunks, tails), (ar_trunks, _) = (
-            zip(*rounds, strict=True) for rounds in (seconds[kind], ar)
-        )
+        trunks, tails = zip(*seconds[kind], strict=True)
+        ar_trunks, _ = zip(*seconds[PassKind(ar_plan(), kind.batch, kind.sampler)], strict=True)
         return {
             "rows": kind.plan.width,
             "window": kind.plan.name,
             "lookahead_rows": sum(kind.plan.groups),
             "batch": kind.batch,
             "trunk_milliseconds": 1e3 * statistics.median(trunks),
-            "ratio": statistics.median(
-                trunk / ar for trunk, ar in zip(trunks, ar_trunks, strict=True)
-            ),
+            "ratio": statistics.median(a / b for a, b in zip(trunks, ar_trunks, strict=True)),
             "tail_milliseconds": 1e3 * statistics.median(tails) if _has_tail(kind.plan) else None,
         }
 
@@ -199,18 +195,14 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
 
 
 def allowed_windows(rows: int, session: Session) -> list[Plan]:
-    """Return the `windows` that the session's engine can run. Raises PassError if it can run
-    none."""
+    """Return the `windows` that the session's engine can run. Raises PassError if none can be."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
     plans = _allowed(rows, lookahead, capabilities)
     if not plans:
         widest = 1 + lookahead * (lookahead + 2)
         possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
-        counts = (
-            ", ".join(possible)
-            if len(possible) <= MAX_LISTED_ROW_COUNTS
-            else f"1 to {possible[-1]}"
-        )
+        are_few = len(possible) <= MAX_LISTED_ROW_COUNTS
+        counts = ", ".join(possible) if are_few else f"1 to {possible[-1]}"
         raise PassError(
             f"--rows {rows}: no window has so many rows; choose from {counts} for this bundle"
         )
@@ -221,7 +213,7 @@ def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan
     return [plan for plan in windows(rows, lookahead) if capabilities.allows([plan])]
 
 
-def filled_slots(
+def filled_runner(
     session: Session, request: RowsOptions, tokens: Sequence[int], widest: int
 ) -> Runner:
     """Return a runner each of whose slots has the first `cached` of `tokens` in its KV cache,
@@ -234,6 +226,7 @@ def filled_slots(
             f"{request.cached} cached tokens and {widest} rows need a KV capacity of {columns}, "
             f"which is more than {capabilities.max_capacity}: lower --cached or raise --capacity"
         )
+    # One token more than is cached: the root, whose K/V the first pass writes.
     prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
     single = session.request(prompt, GenerateOptions(1, request.sampling, plan="ar"))
     capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(columns)
@@ -251,7 +244,7 @@ def filled_slots(
 
 
 def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
-    """Print the report as a table, to standard output if there is no `console`."""
+    """Print the report as a table on a console, by default standard output."""
     console = console or OutputConsole()
     batched = any(row["batch"] > 1 for row in report["rows"])
     rows = [
@@ -262,9 +255,7 @@ def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
             "look-ahead rows": str(row["lookahead_rows"]),
             "trunk, ms": f"{row['trunk_milliseconds']:.2f}",
             "ratio": f"{row['ratio']:.2f}",
-            "tail, ms": "-"
-            if row["tail_milliseconds"] is None
-            else f"{row['tail_milliseconds']:.2f}",
+            "tail, ms": "-" if (tail := row["tail_milliseconds"]) is None else f"{tail:.2f}",
         }
         for row in report["rows"]
     ]
