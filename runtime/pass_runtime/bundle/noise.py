@@ -37,8 +37,7 @@ BITS = 30
 """Random bits in an entry of the tables."""
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_LIMIT = np.float32(2.0**-8)
-"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3, with an error of u^3/4 < 2^-25 at
-most."""
+"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error below 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
 """Tail inputs with offsets, each with noise of its own. The match rule draws the model's tokens and

@@ -179,7 +179,7 @@ class SequenceState:
         return ()
 
     def list_size(self, drafts: int) -> int:
-        """Return T of the processors for a window with so many drafts; 0 without processors."""
+        """Return T of `ProcessedRows` in a window with so many drafts; 0 without processors."""
         if self.processors is None:
             return 0
         with self._keeping_errors():

@@ -141,7 +141,7 @@ class Worker:
                 self._scheduler.release(count)
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run `task` in the thread that decodes, between two steps. Return what it returns."""
+        """Run `task` in the thread that decodes, between two steps; return its result."""
         future: Future[T] = Future()
         with self._while_open():
             self._tasks.append((task, future))
