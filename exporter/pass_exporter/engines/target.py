@@ -42,15 +42,17 @@ def choose_targets(
                 f"{library.name} builds for this machine's GPU, {mismatch}, or build on that GPU"
             )
         return (device.target,)
-    if not requested and device is None:
-        raise PassError(
-            "no GPU is visible; name the target: --compute-capability "
-            f"{'|'.join(library.targets)}, or make it visible: {why_no_device()}"
-        )
-    targets = set(requested) if device is None or requested else {device.target}
-    if message := library.unknown_target(targets):
+    if not requested:
+        if device is None:
+            raise PassError(
+                "no GPU is visible; name the target: --compute-capability "
+                f"{'|'.join(library.targets)}, or make it visible: {why_no_device()}"
+            )
+        requested = (device.target,)
+    if message := library.unknown_target(requested):
         raise PassError(message)
-    return tuple(target for target in library.targets if target in targets)
+    # In the library's order, and each once
+    return tuple(target for target in library.targets if target in requested)
 
 
 def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:

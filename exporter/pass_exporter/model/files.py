@@ -46,7 +46,7 @@ def check_files(directory: Path, *, is_complete: bool = True) -> None:
         *(directory / name for name in TEXT_FILES),
         *sorted(directory.glob("additional_chat_templates/*")),
     ):
-        _read_text(path)  # for its checks
+        _read_text(path)  # called for its checks alone
     for pattern in WEIGHTS:
         for path in sorted(directory.glob(pattern)):
             check_file(path)
