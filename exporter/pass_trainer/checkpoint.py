@@ -24,7 +24,7 @@ FLAG_NAMES = {
     "chat": "chat-share",
     "data_sha256": "data",
 }
-"""The flags of settings that have another name than their flag."""
+"""The flag of each setting whose name is not that of its flag."""
 DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
 """The values of settings that checkpoints of earlier versions lack."""
 RUN_LENGTH_FLAGS = ("steps", "minutes")

@@ -7,7 +7,8 @@ Four parts of transformers are replaced while the graph is traced, for all suppo
     apply_rotary_pos_emb     -> RotaryEmbedding  (opset 23)
     *RMSNorm.forward         -> RMSNormalization (opset 23)
 
-TensorRT recognises these operators as an in-place KV cache with fused attention.
+TensorRT recognises these operators as an in-place KV cache with fused attention. In shapes, H and
+KVH are the numbers of query and K/V heads, D the size of a head, S the KV capacity, Q window rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Traces trunk.onnx: embeddings (of tokens and look-ahead rows), layers with a KV cache, LM head.
 
 Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, A look-ahead rows
-and S KV capacity are symbolic):
+and S KV capacity are symbolic; V vocabulary size, H hidden size, KVH K/V heads, D head size):
 
     input_ids      [B,Q] int64     token ids; V+i stands for look-ahead embedding i
     row_position   [Q] int64       position of each row relative to `length`
