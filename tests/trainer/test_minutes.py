@@ -131,12 +131,12 @@ def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: 
     ]
     assert watch.now < 140
     assert not same(made, weights(config.output))
-    with pytest.raises(PassError, match=r"another --minutes \(4; give at least as many\)"):
+    with pytest.raises(PassError, match=r"another --minutes \(4, not 3\); give at least as many"):
         run(replace(config, minutes=3, resume=True), Silent())
     of_steps = replace(
         config, minutes=None, steps=9000, recipe=replace(config.recipe, sequences=64)
     )
-    with pytest.raises(PassError, match=r"another --sequences \(none\)"):
+    with pytest.raises(PassError, match=r"another --sequences \(none, not 64\)"):
         run(replace(of_steps, resume=True), Silent())
 
 
