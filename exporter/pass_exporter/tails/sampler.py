@@ -105,11 +105,8 @@ class SamplerNodes:
         # [B,rows,1,K]
         of_blocks = op("Div", mass, op("Neg", op("Unsqueeze", noise_of.blocks, op.const([1]))))
         of_tokens = op("Div", by_block, op("Neg", op("Unsqueeze", noise_of.tokens, op.const([3]))))
-        largest = op(
-            "Max",
-            op("ReduceMax", of_tokens, op.const([2]), keepdims=1),
-            op.const(MIN_POSITIVE, F32),
-        )
+        largest = op("ReduceMax", of_tokens, op.const([2]), keepdims=1)
+        largest = op("Max", largest, op.const(MIN_POSITIVE, F32))  # It divides, so it is not 0.
         keys = op("Mul", of_blocks, op("Div", of_tokens, largest))
         flat = op("Reshape", keys, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
         return op("Where", self.is_noisy(), flat, scores)
