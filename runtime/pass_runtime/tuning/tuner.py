@@ -277,9 +277,10 @@ class Tuner:
             decided = self.decide(depth, batch, acceptances)
             self._decisions[key] = decided, self._trial, self._passes + TRIAL_PASSES
             self._passes_at_decision = self._passes
+            # The next decision waits until this one has taken no more than its share of the time.
+            waiting_seconds = (time.perf_counter() - started) / DECISION_TIME_SHARE
             earliest = max(self._next_decision_seconds, self._decoding_seconds)
-            decision_seconds = time.perf_counter() - started
-            self._next_decision_seconds = earliest + decision_seconds / DECISION_TIME_SHARE
+            self._next_decision_seconds = earliest + waiting_seconds
         self.decided, trial, trial_end = self._decisions[key]
         return trial if self._passes < trial_end else self.decided
 
@@ -333,8 +334,8 @@ class Tuners:
     sampler, and for each new batch size, passes of all widths are timed; for later samplers only
     those that show how their tails differ.
 
-    If running sequences leave too little room in the KV cache, timing is put off, and wide passes
-    are not left out: so the estimates do not depend on what else runs.
+    If running sequences leave too little room in the KV cache, timing is put off. Wide passes are
+    not left out, so that the estimates do not depend on what else runs.
     """
 
     def __init__(
@@ -362,8 +363,8 @@ class Tuners:
         """Return the tuner for `sampler`, with the times of passes over `batch` slots.
 
         Return None if passes must be timed first, but the KV cache has too little room for their
-        windows: now, or at any time, if half the KV capacity holds no windows of two widths.
-        """
+        windows, because sequences run, or because half its capacity holds only windows of one
+        width. """
         if not self.is_timed(sampler, batch):
             widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
             if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():
