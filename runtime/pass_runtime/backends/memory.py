@@ -311,7 +311,7 @@ class KVCache:
         for address in old.values():
             self._memory.free(address)
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy_slot(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of slot `source` to slot `target`."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
         for (_, old), (_, new) in zip(self.addresses(source), self.addresses(target), strict=True):

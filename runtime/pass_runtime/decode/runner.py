@@ -134,7 +134,7 @@ class Runner:
             count = exact = saved_count
         else:
             source = others[reusable.index(count)]
-            self.backend.cache.move(source.number, slot.number, count)
+            self.backend.cache.copy_slot(source.number, slot.number, count)
             exact = min(source.exact_prefix_len, count)
         sequence.stats.cached_tokens += count - sequence.cached
         sequence.cached, slot.masked, slot.exact_prefix_len = count, False, exact
@@ -363,7 +363,7 @@ class Runner:
     def _move(self, source: Slot, target: Slot) -> None:
         sequence = source.current
         self._set_kept(target, [])
-        self.backend.cache.move(source.number, target.number, sequence.cached)
+        self.backend.cache.copy_slot(source.number, target.number, sequence.cached)
         self.backend.set_sampling(target.number, sequence.request.sampling)
         target.sequence, source.sequence = sequence, None
         target.prompt, target.salt = source.prompt, source.salt

@@ -363,8 +363,8 @@ class Tuners:
         """Return the tuner for `sampler`, with the times of passes over `batch` slots.
 
         Return None if passes must be timed first, but the KV cache has too little room for their
-        windows, because sequences run, or because half its capacity holds only windows of one
-        width. """
+        windows: because sequences run, or because half its capacity holds windows of one width.
+        """
         if not self.is_timed(sampler, batch):
             widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
             if not self._plans[1] or self._capabilities.padded_width(widest) > self._room():

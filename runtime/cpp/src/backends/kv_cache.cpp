@@ -67,7 +67,7 @@ void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int6
     }
 }
 
-void KVCache::move(int source, int target, std::int64_t length) {
+void KVCache::copy_slot(int source, int target, std::int64_t length) {
     const std::size_t stride = pitch(capacity_);
     for (std::size_t i = 0; i < addresses_.size(); ++i)
         copy(address(i, target), stride, address(i, source), stride, bytes_of(length));

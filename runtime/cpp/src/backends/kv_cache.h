@@ -35,7 +35,7 @@ class KVCache {
     // it throws, the cache stays as it was.
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
     // Copy the first `length` entries of slot `source` to slot `target`.
-    void move(int source, int target, std::int64_t length);
+    void copy_slot(int source, int target, std::int64_t length);
     // The bytes of the first `length` entries of a slot, in all tensors.
     std::size_t saved_bytes(std::int64_t length) const;
     // Copy the first `length` entries of `slot` to `target`: tensors [KV heads,length,head size].

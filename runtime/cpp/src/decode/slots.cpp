@@ -115,7 +115,7 @@ void Slots::share(Slot& slot) {
         store_->load(stored, slot.number);
         slot.exact_prefix_len = count;
     } else if (source != nullptr) {
-        backend_.cache().move(source->number, slot.number, count);
+        backend_.cache().copy_slot(source->number, slot.number, count);
         slot.exact_prefix_len = std::min(source->exact_prefix_len, count);
     } else {
         return;
@@ -195,7 +195,7 @@ void Slots::truncate_kept(Slot& slot, std::int64_t tokens) {
 
 void Slots::move(Slot& source, Slot& target) {
     truncate_kept(target, 0);
-    backend_.cache().move(source.number, target.number, source.sequence->cached);
+    backend_.cache().copy_slot(source.number, target.number, source.sequence->cached);
     backend_.set_sampling(target.number, source.sequence->request.sampling);
     target.sequence = std::move(source.sequence);
     target.salt = source.salt;
