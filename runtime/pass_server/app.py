@@ -238,14 +238,14 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
 def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """200 while the process answers and its session is open."""
+        """Answer 200 while the session is open."""
         if service.session.closed:
             raise ApiError("the session is closed", 503)
         return {"status": "ok"}
 
     @app.get("/ready", responses={503: ERRORS[503]})
     async def ready() -> JSONResponse:
-        """200 while the server accepts new requests."""
+        """Answer 200 while the server takes new requests."""
         ready = not service.draining and not service.session.closed
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 

@@ -47,7 +47,8 @@ class ChatAnswer:
         return message
 
     def count_reasoning_tokens(self, tokens: Sequence[Token]) -> int:
-        """Return how many of the answer's `tokens` precede its first content and tool call."""
+        """Return how many of the answer's `tokens` are reasoning: those before any content or
+        call."""
         if not self.reasoning:
             return 0
         reader = self._format.reader()

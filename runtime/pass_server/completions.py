@@ -15,7 +15,7 @@ def prompt_list(prompt: Any) -> list[str | list[int]]:
 
 
 def completion_ids(session: Session, request: CompletionRequest) -> list[list[int]]:
-    """Return the token ids of each prompt. Raises ApiError if there are none, or one is unknown."""
+    """Return the token ids of each prompt. Raises ApiError if one has none, or an id is unknown."""
     prompts = [
         session.encode(each) if isinstance(each, str) else each
         for each in prompt_list(request.prompt)
@@ -31,7 +31,7 @@ def completion_ids(session: Session, request: CompletionRequest) -> list[list[in
 
 
 def check_completion(request: CompletionRequest) -> None:
-    """Raise ApiError if fields contradict each other."""
+    """Raise ApiError if fields contradict each other, or one is not supported."""
     n, best_of = request.n or 1, request.best_of
     if request.suffix:
         why = "this model was trained to continue a text, not to fill a gap before a suffix"

@@ -86,7 +86,7 @@ def read_request(
 
 
 def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> ResponseOptions:
-    """flags: the values of RESPONSE_FLAGS. text: the prompt if it is text, else None."""
+    """Return what responses contain. flags: the values of RESPONSE_FLAGS. text: the text prompt."""
     stream = flags.pop("stream")
     prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
