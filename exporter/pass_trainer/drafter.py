@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -150,8 +151,7 @@ class Drafter(torch.nn.Module):
         column_positions = torch.cat(
             [token_positions.expand(len(windows.position), -1), windows.position], 1
         )
-
-        def run() -> torch.Tensor:
+        with nullcontext() if self.adapter is None else self.adapter.attached(base):
             hidden: torch.Tensor = base.model(
                 inputs_embeds=self.embeddings.to(base.dtype)[windows.lookahead_index],
                 attention_mask=attention_masks(
@@ -161,12 +161,7 @@ class Drafter(torch.nn.Module):
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-            return hidden
-
-        if self.adapter is None:
-            return run()
-        with self.adapter.attached(base):
-            return run()
+        return hidden
 
 
 ADAPTED_LAYERS = ("o_proj", "down_proj")
