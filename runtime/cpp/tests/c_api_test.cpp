@@ -12,6 +12,7 @@ using namespace pass::test;
 
 namespace {
 
+// A buffer for the text of an error. `of` returns the text if a call failed.
 struct Failure {
     char text[200] = "";
     std::string of(const void* handle) { return handle == nullptr ? text : "no failure"; }
@@ -72,14 +73,14 @@ TEST_CASE("the C API takes options and statistics of other sizes", "[c_api]") {
     CHECK_THAT(
         failure.of(pass_submit(&session, &token, 1, &options, failure.text, sizeof failure.text)),
         Catch::Matchers::StartsWith("the options have no size"));
-    // A newer header's struct is longer. Fields that the library does not know are ignored.
+    // The struct of a newer header is longer. Fields that the library does not know are ignored.
     struct Newer {
-        pass_generate_options known;
-        char more[64];
+        pass_generate_options options;
+        char unknown_fields[64];
     } newer{pass_default_generate_options(), {}};
-    newer.known.size = sizeof newer;
+    newer.options.size = sizeof newer;
     pass_generation* generation =
-        pass_submit(&session, &token, 1, &newer.known, failure.text, sizeof failure.text);
+        pass_submit(&session, &token, 1, &newer.options, failure.text, sizeof failure.text);
     REQUIRE(generation != nullptr);
     pass_free(generation);
     // A caller with a shorter struct gets only as many bytes as the struct has.
@@ -122,14 +123,14 @@ TEST_CASE("the C API reads tokens and their log-probabilities", "[c_api]") {
     pass_free(generation);
 }
 
-TEST_CASE("a request of the C API may reuse K/V that round differently", "[c_api]") {
+TEST_CASE("a request with reuse_prefix reuses K/V that other requests do not", "[c_api]") {
     char error[200] = "";
     pass_session session{pass::Session(reciting_core(1)), {}};
     pass_generate_options options = pass_default_generate_options();
     CHECK(options.reuse_prefix == 0);
     options.max_new_tokens = 2;
     const pass::Request prompt = request(40, 2);
-    const auto cached = [&] {
+    const auto count_reused = [&] {
         pass_generation* generation =
             pass_submit(&session, prompt.prompt_ids.data(), prompt.prompt_ids.size(), &options,
                         error, sizeof error);
@@ -141,10 +142,10 @@ TEST_CASE("a request of the C API may reuse K/V that round differently", "[c_api
         pass_free(generation);
         return result;
     };
-    CHECK(cached() == 0);
-    CHECK(cached() == 0);
+    CHECK(count_reused() == 0);
+    CHECK(count_reused() == 0);
     options.reuse_prefix = 1;
-    CHECK(cached() == 32);  // of 39 tokens, in blocks of 16
+    CHECK(count_reused() == 32);  // of 39 tokens, in blocks of 16
 }
 
 TEST_CASE("a poll neither waits nor decodes", "[c_api]") {
@@ -217,7 +218,7 @@ TEST_CASE("programs with an older header open a bundle", "[c_api]") {
     pass_load_options options = pass_default_load_options();
     CHECK(options.prefix_cache == 1);
     CHECK(options.speculative_max_concurrency == -1);
-    options.weight_cache = -1;  // beyond what such a program has
+    options.weight_cache = -1;  // such a program's struct ends before this field
     options.size = offsetof(pass_load_options, weight_cache);
     CHECK_THAT(failure.of(pass_open("nowhere", &options, failure.text, sizeof failure.text)),
                Catch::Matchers::StartsWith("nowhere is not a bundle"));

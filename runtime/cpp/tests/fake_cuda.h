@@ -1,8 +1,8 @@
 // A fake of the CUDA runtime, on the CPU. As tests/runtime/fake_gpu.py.
 //
-// It refuses what a real device would refuse or corrupt: stale and unaligned addresses,
-// synchronizing and allocating inside a capture, copies inside a capture to memory that is not
-// pinned, use after free. Work runs only when somebody waits for it.
+// It refuses what a real device would refuse, or what would corrupt its memory: stale and unaligned
+// addresses, synchronizing and allocating inside a capture, copies inside a capture to memory that
+// is not pinned, use after free. Work runs only when somebody waits for it.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +35,14 @@ class FakeCuda {
 
     std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
     int fail_malloc = 0;  // every allocation counts it down; the one that makes it 0 fails
-    int devices = 1, major = 9, minor = 0;
+    int devices = 1, major = 9, minor = 0;       // major, minor: the compute capability
     int driver = 13040;                          // the CUDA version of the driver; 0: no driver
     int ordinal = 0;                             // the only device that may be used
     static inline thread_local int current = 0;  // the device of the calling thread
     int mallocs = 0, launches = 0, captures = 0;
-    int works = 0;             // copies and engines that ran outside a graph
+    int works = 0;             // copies and runs of engines outside of captured graphs
     int error = 0;             // of the last call that failed, until `last_error` is called
-    int sticky = 0;            // if set, launches, copies, allocations and waits return it
+    int sticky = 0;            // if not 0, launches, copies, allocations and waits return it
     int undestroyed = 0;       // captured graphs that were not destroyed
     int waits = 0;             // how often the stream was waited for
     std::string fail_capture;  // the function that fails: begin, end or instantiate
@@ -60,6 +60,7 @@ class FakeCuda {
         api.set_device = [](int device) { return current = device, 0; };
         api.device_attribute = [this](int* value, int attribute, int device) {
             require(device == ordinal, "another device is looked at");
+            // 75 is cudaDevAttrComputeCapabilityMajor.
             return *value = attribute == 75 ? major : minor, 0;
         };
         api.device_properties = [](void* name, int) {
@@ -72,7 +73,7 @@ class FakeCuda {
         api.free = [this](void* block) { return give_back(blocks_, block); };
         api.malloc_host = [this](void** block, std::size_t size) {
             require(!capturing, "pinned inside a capture");
-            if (--fail_malloc == 0) return error = 2;
+            if (--fail_malloc == 0) return error = 2;  // cudaErrorMemoryAllocation
             return *block = add(pinned_, size, std::byte{0}), 0;
         };
         api.free_host = [this](void* block) { return give_back(pinned_, block); };
@@ -165,7 +166,7 @@ class FakeCuda {
     bool on_device(const void* address, std::size_t size) const {
         return within(blocks_, address, size);
     }
-    // Whether `stream` is a stream of the present device.
+    // Whether `stream` is a stream of the device that is current for this thread.
     bool has_stream(void* stream) const { return current == ordinal && streams_.contains(stream); }
     // Whether everything was freed.
     bool all_freed() const {
@@ -213,6 +214,7 @@ class FakeCuda {
         return 0;
     }
 
+    // kind: 1 from the host to the device, 2 from the device to the host.
     int copy(void* to, const void* from, std::size_t size, int kind, void* stream) {
         require(has_stream(stream), "no such stream");
         require(on_device(kind == 1 ? to : from, size), "not the device's memory");
@@ -227,7 +229,7 @@ class FakeCuda {
         } else {
             submit([=] { std::memcpy(to, from, size); });
         }
-        if (kind == 2 && !pinned) finish();  // and filled before it returns
+        if (kind == 2 && !pinned) finish();  // pageable memory is filled before the call returns
         return 0;
     }
 

@@ -1,11 +1,11 @@
 // A fake of ONNX Runtime with a CUDA provider: graphs run on the CPU provider, in the memory of
-// FakeCuda, as often as the CUDA provider would run them with `enable_cuda_graph`. As
+// FakeCuda, as often as the CUDA provider with `enable_cuda_graph` would run them. As
 // tests/runtime/fake_ort_cuda.py.
 //
-// The first run with a graph number (`gpu_graph_id`) in a thread executes the graph twice, until
-// nothing is allocated, captures it, which computes nothing, and launches the captured graph
-// (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). Captured graphs belong to the
-// thread (`PerThreadContext`). A run with the number -1 executes the graph once.
+// In ONNX Runtime, the first run with a graph number (`gpu_graph_id`) in a thread executes the
+// graph twice, until nothing is allocated; captures it, which computes nothing; and launches the
+// captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). Captured graphs
+// belong to the thread (`PerThreadContext`). A run with the number -1 executes the graph once.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@
 
 namespace pass::test {
 
-// Only one may live at a time, because functions of a C API have no `this`.
+// Only one object may live at a time, because the functions of a C API have no `this`.
 class FakeOrt {
    public:
     explicit FakeOrt(FakeCuda& cuda)
@@ -42,8 +42,8 @@ class FakeOrt {
 
     bool captures = true;  // whether a session may be opened with `enable_cuda_graph`
     std::string refused;   // captures of files whose names contain it fail
-    int lost = 0;          // the CUDA error with which the next run loses the device
-    int runs = 0;          // calls of RunWithBinding
+    int lost = 0;          // if not 0, the next run loses the device with this CUDA error
+    int runs = 0;          // how often the runtime called RunWithBinding
     int replays = 0;       // runs that launched a captured graph
     int eager = 0;         // runs without captures
     std::set<std::tuple<const OrtSession*, int, int>> captured;  // session, thread and number
@@ -60,7 +60,7 @@ class FakeOrt {
     }
 
    private:
-    static constexpr int runs_before = 2;
+    static constexpr int runs_before_capture = 2;
     using Options = OrtCUDAProviderOptionsV2*;
 
     // A number that no other thread has or had.
@@ -93,32 +93,33 @@ class FakeOrt {
         }
         const int number = numbers_.at(options);
         const auto file = files_.find(session);
-        const auto once = [&] { return real_.RunWithBinding(session, options, binding); };
+        const auto execute = [&] { return real_.RunWithBinding(session, options, binding); };
         if (number == -1 || file == files_.end()) {
             eager += 1;
-            return once();
+            return execute();
         }
         const std::tuple key(session, this_thread(), number);
         if (captured.contains(key)) {
             replays += 1;
-            return once();
+            return execute();
         }
-        for (int i = 0; i < runs_before; ++i) {
-            if (OrtStatus* status = once(); status != nullptr) return status;
+        for (int i = 0; i < runs_before_capture; ++i) {
+            if (OrtStatus* status = execute(); status != nullptr) return status;
         }
         if (!refused.empty() && file->second.find(refused) != std::string::npos) {
             return failure(
                 "CUDA failure 901: operation failed due to a previous error during capture");
         }
         captured.insert(key);
-        return once();
+        return execute();
     }
 
+    // Replace the functions of the API whose behaviour the fake changes.
     void replace() {
         table_.GetAvailableProviders = [](char*** names, int* count) noexcept -> OrtStatus* {
             static char cuda[] = "CUDAExecutionProvider", cpu[] = "CPUExecutionProvider";
-            static char* known[] = {cuda, cpu};
-            *names = known;
+            static char* providers[] = {cuda, cpu};
+            *names = providers;
             *count = 2;
             return nullptr;
         };
@@ -177,8 +178,8 @@ class FakeOrt {
     FakeCuda& cuda_;
     const OrtApi& real_;
     OrtApi table_;
-    std::set<const OrtSessionOptions*> capturing_;
-    std::map<const OrtRunOptions*, int> numbers_;
+    std::set<const OrtSessionOptions*> capturing_;    // options with `enable_cuda_graph`
+    std::map<const OrtRunOptions*, int> numbers_;     // of graphs (`gpu_graph_id`)
     std::map<const OrtSession*, std::string> files_;  // of sessions that capture
 };
 

@@ -2,9 +2,9 @@
 // "profiles", "aliases"}. An engine runs its graph in ONNX Runtime, and reads and writes only the
 // addresses that it was given. tests/runtime/fake_gpu.py writes such files.
 //
-// It refuses what TensorRT would refuse or corrupt: shapes outside the profile, a cache output that
-// is not bound to its input's address, capturing a context that was given other shapes since it
-// ran, launching a graph whose context is gone or was bound again.
+// It refuses what TensorRT would refuse, or what would corrupt memory: shapes outside the profile,
+// a cache output that is not bound to its input's address, capturing a context that was given other
+// shapes since it ran, launching a graph whose context is gone or was bound again.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,6 +16,7 @@
 
 namespace pass::test {
 
+// What the tests set and count, for all engines of a machine.
 struct FakeTrtCounts {
     int fail_run = 0;  // every execution or capture counts it down; the one that makes it 0 fails
     int contexts = 0, shapes_set = 0;
@@ -104,10 +105,11 @@ class FakeTrtContext : public TrtContext {
         require(ran_ == shapes_, "captured with shapes that it has not run with");
         // A captured graph uses this context, but does not keep it alive.
         if (cuda_.capturing) {
-            cuda_.submit([this, left = std::weak_ptr<int>(binding_changes_),
-                          bound = *binding_changes_] {
-                require(!left.expired(), "a graph is launched whose context is gone");
-                require(*left.lock() == bound, "a graph is launched whose context was bound anew");
+            cuda_.submit([this, changes = std::weak_ptr<int>(binding_changes_),
+                          changes_at_capture = *binding_changes_] {
+                require(!changes.expired(), "a graph is launched whose context is gone");
+                require(*changes.lock() == changes_at_capture,
+                        "a graph is launched whose context was bound anew");
                 run(shapes_, addresses_);
             });
         } else {
@@ -127,24 +129,25 @@ class FakeTrtContext : public TrtContext {
         return size;
     }
 
-    // Symbolic sizes of outputs are those of the inputs. The graph runs on copies, so that all
-    // inputs are read before any output is written.
+    // Run the graph. Symbolic sizes of outputs are those of the inputs. The graph runs on copies,
+    // so that all inputs are read before any output is written.
     void run(const Shapes& shapes, const Addresses& addresses) const {
         for (const auto& [output, source] : description_["aliases"].items()) {
             require(addresses.at(output) == addresses.at(source),
-                    "the cache is not updated in place");
+                    "the cache is not updated in bind_copy");
         }
         std::vector<std::vector<std::byte>> copies;
         std::vector<BoundTensor> inputs, outputs;
         std::map<std::string, std::int64_t> sizes;
-        const auto place = [&](const std::string& name, const nlohmann::json& described,
-                               const Shape& shape, std::vector<BoundTensor>& tensors, bool filled) {
+        const auto bind_copy = [&](const std::string& name, const nlohmann::json& described,
+                                   const Shape& shape, std::vector<BoundTensor>& tensors,
+                                   bool is_input) {
             const std::string dtype = described["dtype"];
             const std::size_t size = bytes_of(dtype, shape);
             require(cuda_.on_device(addresses.at(name), size),
                     name + " is not in the device's memory");
             copies.emplace_back(std::max<std::size_t>(size, 1));
-            if (filled) std::memcpy(copies.back().data(), addresses.at(name), size);
+            if (is_input) std::memcpy(copies.back().data(), addresses.at(name), size);
             tensors.push_back({name, dtype, shape, copies.back().data()});
         };
         for (const auto& [name, described] : description_["inputs"].items()) {
@@ -152,7 +155,7 @@ class FakeTrtContext : public TrtContext {
                 const auto& listed = described["shape"][i];
                 if (listed.is_string()) sizes[listed.get<std::string>()] = shapes.at(name)[i];
             }
-            place(name, described, shapes.at(name), inputs, true);
+            bind_copy(name, described, shapes.at(name), inputs, true);
         }
         for (const auto& [name, described] : description_["outputs"].items()) {
             Shape shape;
@@ -160,7 +163,7 @@ class FakeTrtContext : public TrtContext {
                 shape.push_back(listed.is_string() ? sizes.at(listed.get<std::string>())
                                                    : listed.get<std::int64_t>());
             }
-            place(name, described, shape, outputs, false);
+            bind_copy(name, described, shape, outputs, false);
         }
         BoundGraph(graph_, inputs, outputs).run();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -176,9 +179,8 @@ class FakeTrtContext : public TrtContext {
     const OrtGraph& graph_;
     std::size_t profile_ = 0;
     bool scratch_ = false;
-    std::shared_ptr<int> binding_changes_ =
-        std::make_shared<int>(0);  // counts changes of its bindings
-    Shapes shapes_, ran_;          // ran_: the shapes of the last run outside a capture
+    std::shared_ptr<int> binding_changes_ = std::make_shared<int>(0);  // how many there were
+    Shapes shapes_, ran_;  // ran_: the shapes of the last run outside a capture
     Addresses addresses_;
 };
 

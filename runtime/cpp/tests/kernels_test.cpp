@@ -1,4 +1,4 @@
-// What depends on the kernels of a CPU.
+// The kernels of a CPU: how they are described, and what depends on them.
 #include "backends/ort/kernels.h"
 
 #include "backends/buffers.h"
@@ -8,7 +8,7 @@
 
 using namespace pass;
 
-TEST_CASE("the text of kernels is Python's", "[kernels]") {
+TEST_CASE("kernels are described as in Python", "[kernels]") {
     CHECK(Kernels().text() ==
           "8-bit sums exact, numbers of rows equal from 1 on, softmax with masked entries equal");
     CHECK(Kernels{false, std::nullopt, false}.text() ==
@@ -16,7 +16,7 @@ TEST_CASE("the text of kernels is Python's", "[kernels]") {
           "equal");
 }
 
-TEST_CASE("products are probed in the block formats of the bundle's weights", "[kernels]") {
+TEST_CASE("block_formats lists the block formats of a bundle's weights", "[kernels]") {
     using Formats = std::set<BlockFormat>;
     ModelInfo model;
     model.weights = "full";
@@ -29,16 +29,16 @@ TEST_CASE("products are probed in the block formats of the bundle's weights", "[
     CHECK(block_formats(model) == Formats{{4, 16}, {4, 64}, {8, 64}});
 }
 
-TEST_CASE("kernels are the same when they are asked for again", "[kernels]") {
+TEST_CASE("find_kernels finds the same kernels again", "[kernels]") {
     const auto library = OrtLibrary::open({});
     Manifest manifest;
     manifest.model.weights = "int4";
-    const Kernels found = find_kernels(*library, manifest);
-    CHECK(find_kernels(*library, manifest).text() == found.text());
-    manifest.model.weights = "full";  // no product depends on the number of rows
-    const Kernels full = find_kernels(*library, manifest);
-    CHECK(full.least_rows == 1);
-    CHECK(full.exact_sums == found.exact_sums);
+    const Kernels of_int4 = find_kernels(*library, manifest);
+    CHECK(find_kernels(*library, manifest).text() == of_int4.text());
+    manifest.model.weights = "full";  // products do not depend on the number of rows
+    const Kernels of_full = find_kernels(*library, manifest);
+    CHECK(of_full.least_rows == 1);
+    CHECK(of_full.exact_sums == of_int4.exact_sums);
 }
 
 TEST_CASE("8-bit weights are made unsigned where sums saturate", "[kernels]") {
@@ -61,13 +61,14 @@ TEST_CASE("8-bit weights are made unsigned where sums saturate", "[kernels]") {
     CHECK_THROWS_AS(needs_unsigned_weights(saturating, "bundle", manifest), Error);
 }
 
-TEST_CASE("a pass of too few rows is padded behind the slots' rows", "[bindings]") {
+TEST_CASE("a pass of fewer than least_rows rows is padded after the slots' rows", "[bindings]") {
     Manifest manifest;
     manifest.model.vocab_size = 8;
     manifest.trunk.inputs = {{"input_ids", "int64", {"batch", "width"}},
                              {"logit_rows", "int64", {"logit_rows"}}};
     manifest.trunk.outputs = {{"logits", "float32", {"batch", "logit_rows", std::int64_t{8}}}};
-    const BundleBindings bindings(manifest, 64, 1, 2);
+    const BundleBindings bindings(manifest, 64, 1, 2);  // least_width 1, least_rows 2
+    // The shapes of the ids and of the logits: of the tensor, and of a slot's row.
     const auto shapes = [&](const Plan& plan, int batch, bool prefill) {
         const Bindings result = bindings.trunk(plan, batch, prefill);
         const Binding &ids = result.inputs.at(0), &logits = result.outputs.at(0);

@@ -1,4 +1,5 @@
-// Reading manifests, contradictions, hashes. tests/cpp compares what is refused with Python.
+// Manifests are read, and refused if they are wrong or contradict themselves; files are hashed.
+// tests/cpp compares what is refused with Python.
 
 #include "bundle/manifest.h"
 
@@ -14,7 +15,8 @@
 
 namespace {
 
-std::string complaint(const std::string& text) {
+// The error of parsing `text`; "" if there is none.
+std::string error_of(const std::string& text) {
     try {
         pass::parse_manifest(text);
     } catch (const pass::Error& error) {
@@ -23,15 +25,15 @@ std::string complaint(const std::string& text) {
     return "";
 }
 
-// The complaint about a manifest that ends after its vocabulary.
-std::string complaint_of_vocabulary(const std::string& size) {
-    return complaint(
+// The error of parsing a manifest that has this vocab_size and no later field.
+std::string error_of_vocab_size(const std::string& size) {
+    return error_of(
         R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",)"
         R"( "dtype": "float32", "weights": "full", "vocab_size": )" +
         size + "}}");
 }
 
-// A whole manifest. fields: of its derived trunk, beside file and device. engines: its engine sets.
+// A whole manifest. fields: more fields of its derived trunk. engines: its engine sets.
 std::string whole_manifest(const std::string& fields, const std::string& engines = "") {
     return R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",
         "dtype": "float32", "weights": "w8a8", "vocab_size": 8, "hidden_size": 4, "layers": 1, "heads": 1,
@@ -50,23 +52,23 @@ std::string whole_manifest(const std::string& fields, const std::string& engines
 }  // namespace
 
 TEST_CASE("weight_zero_points of a derived trunk is true, false or missing") {
-    const auto has_them = [](const std::string& fields) {
+    const auto has_zero_points = [](const std::string& fields) {
         return pass::parse_manifest(whole_manifest(fields)).derived.at(0).weight_zero_points;
     };
-    CHECK_FALSE(has_them(""));  // older bundles have no such field
-    CHECK_FALSE(has_them(R"(, "weight_zero_points": false)"));
-    CHECK(has_them(R"(, "weight_zero_points": true)"));
+    CHECK_FALSE(has_zero_points(""));  // older bundles have no such field
+    CHECK_FALSE(has_zero_points(R"(, "weight_zero_points": false)"));
+    CHECK(has_zero_points(R"(, "weight_zero_points": true)"));
     for (const char* wrong : {"1", "null", "\"yes\""}) {
-        CHECK(complaint(whole_manifest(std::string(R"(, "weight_zero_points": )") + wrong)) ==
+        CHECK(error_of(whole_manifest(std::string(R"(, "weight_zero_points": )") + wrong)) ==
               "derived.0.weight_zero_points: must be true or false");
     }
-    CHECK_THAT(complaint(whole_manifest(R"(, "zero_points": true)")),
+    CHECK_THAT(error_of(whole_manifest(R"(, "zero_points": true)")),
                Catch::Matchers::StartsWith("unknown key 'derived.0.zero_points'"));
 }
 
-TEST_CASE("chunks and capacities of engines are positive") {
+TEST_CASE("chunk widths and capacities of engines must be positive") {
     const auto refusal = [](const std::string& capacities, const std::string& widths) {
-        return complaint(whole_manifest(
+        return error_of(whole_manifest(
             "",
             R"({"directory": "trt", "library": "tensorrt", "version": "11.0", "targets": [], "bundle": "",
             "lookahead": 1, "max_batch_size": 1, "capacities": )" +
@@ -79,34 +81,34 @@ TEST_CASE("chunks and capacities of engines are positive") {
     CHECK(refusal("[]", "[64]") == "engines.0.capacities: must not be empty");
 }
 
-TEST_CASE("a profile admits what is in all of its ranges") {
+TEST_CASE("a profile admits sizes that are in all of its ranges") {
     const pass::Profile profile{{{"batch", {1, 2}}, {"width", {4, 8}}}};
     CHECK(profile.admits({{"batch", 2}, {"width", 4}, {"columns", 512}}));
     CHECK_FALSE(profile.admits({{"batch", 3}, {"width", 4}}));
-    CHECK_FALSE(profile.admits({{"batch", 1}}));  // the graph has no width
+    CHECK_FALSE(profile.admits({{"batch", 1}}));  // a size is missing
 }
 
-TEST_CASE("documents that are no JSON or no manifest are refused") {
-    CHECK_THAT(complaint(""), Catch::Matchers::StartsWith("file: Invalid JSON: "));
-    CHECK_THAT(complaint("\xEF\xBB\xBF{}"), Catch::Matchers::StartsWith("file: Invalid JSON: "));
-    CHECK(complaint(std::string(100000, '[')) == "file: Invalid JSON: recursion limit exceeded");
-    CHECK(complaint("[]") == "file: must be an object");
-    CHECK(complaint("{}") == "format: is missing");
-    CHECK(complaint(R"({"format": "pass-bundle", "version": 4, "news": 1})") ==
+TEST_CASE("what is no JSON or no manifest is refused") {
+    CHECK_THAT(error_of(""), Catch::Matchers::StartsWith("file: Invalid JSON: "));
+    CHECK_THAT(error_of("\xEF\xBB\xBF{}"), Catch::Matchers::StartsWith("file: Invalid JSON: "));
+    CHECK(error_of(std::string(100000, '[')) == "file: Invalid JSON: recursion limit exceeded");
+    CHECK(error_of("[]") == "file: must be an object");
+    CHECK(error_of("{}") == "format: is missing");
+    CHECK(error_of(R"({"format": "pass-bundle", "version": 4, "news": 1})") ==
           "manifest version 4 is not 3 (export again with this version)");
 }
 
 TEST_CASE("numbers are integers in their range") {
-    CHECK(complaint_of_vocabulary("8") == "model.hidden_size: is missing");
-    const std::string whole = "model.vocab_size: must be a whole number of at most 2^53";
+    CHECK(error_of_vocab_size("8") == "model.hidden_size: is missing");
+    const std::string not_whole = "model.vocab_size: must be a whole number of at most 2^53";
     for (const char* size :
          {"8.0", "true", "null", "\"8\"", "9223372036854775808", "-9223372036854775808"}) {
-        CHECK(complaint_of_vocabulary(size) == whole);
+        CHECK(error_of_vocab_size(size) == not_whole);
     }
-    CHECK(complaint_of_vocabulary("0") == "model.vocab_size: must be at least 1");
+    CHECK(error_of_vocab_size("0") == "model.vocab_size: must be at least 1");
 }
 
-TEST_CASE("names that leave the bundle are refused") {
+TEST_CASE("file names that could point outside the bundle are refused") {
     CHECK(pass::is_file_name("trunk.onnx.data"));
     for (const char* name : {"", "..", "../x", "/etc", "a/b", ".hidden", "a b", "a\n"})
         CHECK_FALSE(pass::is_file_name(name));
@@ -114,7 +116,7 @@ TEST_CASE("names that leave the bundle are refused") {
     CHECK_FALSE(pass::is_file_name(std::string(101, 'x')));
 }
 
-TEST_CASE("messages are one line") {
+TEST_CASE("one_line removes line breaks and control characters") {
     CHECK(pass::one_line("\tit's  a\r\n line\x7f ") == "it's a line");
 }
 
@@ -128,7 +130,7 @@ TEST_CASE("SHA-256 of text and of a file") {
     CHECK_THROWS_AS(pass::sha256_of_file(path), pass::Error);
 }
 
-TEST_CASE("text that is not UTF-8 is refused") {
+TEST_CASE("a file that is not UTF-8 is refused") {
     const auto path = (std::filesystem::temp_directory_path() / "pass-text-test").string();
     const auto reason = [&](const std::string& bytes) -> std::string {
         std::ofstream(path, std::ios::binary) << bytes;
@@ -166,7 +168,7 @@ namespace {
 
 using pass::Dimension, pass::Manifest, pass::Tensor;
 
-// A manifest of one layer, with the fields that are checked.
+// A manifest of one layer, with the fields that `check_consistency` reads.
 Manifest one_layer() {
     Manifest manifest;
     manifest.model.dtype = "float16";
@@ -190,7 +192,7 @@ Manifest one_layer() {
     return manifest;
 }
 
-// The error for `one_layer` with this change.
+// The error of `check_consistency` for `one_layer` with a change; "" if there is none.
 std::string contradiction(const std::function<void(Manifest&)>& change) {
     Manifest manifest = one_layer();
     change(manifest);

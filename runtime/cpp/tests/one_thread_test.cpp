@@ -1,3 +1,4 @@
+// `OneThread` runs the tasks of all callers in one thread.
 #include "backends/ort/bound_graph.h"
 
 #include <atomic>
@@ -13,25 +14,26 @@ using namespace pass;
 
 TEST_CASE("tasks of all callers run in one thread", "[thread]") {
     OneThread thread([] { return nullptr; });
-    std::thread::id first;
-    thread.run([&] { first = std::this_thread::get_id(); });
-    CHECK(first != std::this_thread::get_id());
-    int others = 0, done = 0;  // only the one thread changes them, so they need no lock
+    std::thread::id task_thread;
+    thread.run([&] { task_thread = std::this_thread::get_id(); });
+    CHECK(task_thread != std::this_thread::get_id());
+    // Only tasks change these counters, so they need no lock.
+    int tasks = 0, tasks_elsewhere = 0;
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 4; ++caller) {
         callers.emplace_back([&] {
             for (int i = 0; i < 100; ++i) {
                 thread.run([&] {
-                    others += std::this_thread::get_id() == first ? 0 : 1;
-                    done += 1;
+                    tasks += 1;
+                    tasks_elsewhere += std::this_thread::get_id() == task_thread ? 0 : 1;
                 });
             }
         });
     }
     for (std::thread& caller : callers) caller.join();
-    thread.run([&] { thread.run([&] { done += 1; }); });  // a task may run another one
-    CHECK(others == 0);
-    CHECK(done == 401);
+    thread.run([&] { thread.run([&] { tasks += 1; }); });  // a task may run another task
+    CHECK(tasks_elsewhere == 0);
+    CHECK(tasks == 4 * 100 + 1);
 }
 
 TEST_CASE("what a task throws is thrown to its caller", "[thread]") {
@@ -45,23 +47,23 @@ TEST_CASE("what a task throws is thrown to its caller", "[thread]") {
 }
 
 TEST_CASE("the thread holds its context from its first task to its end", "[thread]") {
-    std::atomic<int> held = 0;
-    std::thread::id inside, made, released;
+    std::atomic<int> contexts = 0;
+    std::thread::id task_thread, made_in, released_in;
     {
         OneThread thread([&]() -> std::shared_ptr<void> {
-            made = std::this_thread::get_id();
-            held += 1;
+            made_in = std::this_thread::get_id();
+            contexts += 1;
             return {nullptr, [&](void*) {
-                        released = std::this_thread::get_id();
-                        held -= 1;
+                        released_in = std::this_thread::get_id();
+                        contexts -= 1;
                     }};
         });
         thread.run([&] {
-            inside = std::this_thread::get_id();
-            CHECK(held == 1);
+            task_thread = std::this_thread::get_id();
+            CHECK(contexts == 1);
         });
     }
-    CHECK(held == 0);
-    CHECK(made == inside);
-    CHECK(released == inside);
+    CHECK(contexts == 0);
+    CHECK(made_in == task_thread);
+    CHECK(released_in == task_thread);
 }

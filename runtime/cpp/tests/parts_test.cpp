@@ -1,4 +1,4 @@
-// Noise, plans, n-grams, capacities, pass times, the menu of `auto`: against known answers.
+// Noise, plans, n-grams, capacities, pass times and the menu of `auto`, against known answers.
 #include "catch.hpp"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ TEST_CASE("philox computes the numbers of its paper", "[noise]") {
           Words4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-// The row that each draft follows, as in a bundle's manifest.
+// tree-3, tree-5 and tree-8.
 const std::vector<Tree> trees{{0, 1, 0}, {0, 1, 2, 0, 1}, {0, 1, 2, 3, 0, 1, 0, 5}};
 
 TEST_CASE("the layout of a tree", "[plan]") {
@@ -92,7 +92,7 @@ TEST_CASE("modes name cycles, which get narrower", "[plan]") {
                       "the others 0 to 1");
 }
 
-TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
+TEST_CASE("n-gram drafts are what followed the match, and repeat in loops", "[ngram]") {
     NgramIndex index;
     const std::vector<std::int64_t> text{1, 2, 3, 4, 9, 2, 3};
     index.extend(text);
@@ -102,8 +102,8 @@ TEST_CASE("n-grams propose what followed, and go on in loops", "[ngram]") {
     const std::vector<std::int64_t> loop{5, 6, 5, 6};
     index.extend(loop);
     CHECK(index.propose(5) == std::vector<std::int64_t>{5, 6, 5, 6, 5});
-    const std::vector<std::int64_t> fresh{7};
-    index.extend(fresh);
+    const std::vector<std::int64_t> new_token{7};
+    index.extend(new_token);
     CHECK(index.match_length() == 0);
     CHECK(index.propose(3).empty());
 }
@@ -155,7 +155,7 @@ TEST_CASE("the menu's cycles and expected tokens are those of Python", "[tuning]
         CHECK(expected_tokens(cycle, cumulative) == Approx(expected[i].second).epsilon(1e-9));
     }
     CHECK(menu(0).size() == 1);
-    // Engines have plans for one look-ahead, in full groups.
+    // Engines have the plans of one look-ahead with full groups.
     Capabilities built = able;
     built.fixed_lookahead = 4;
     built.trees = {trees.back()};
@@ -165,8 +165,9 @@ TEST_CASE("the menu's cycles and expected tokens are those of Python", "[tuning]
     CHECK(menu(6, &built).size() == 3);
 }
 
-// Trunk: 1, 0.25 for a row, and with look-ahead rows 0.8 and 0.05 for each. Tail: 0.1, 0.05 for a
-// sampled row, 0.3 for a draft.
+// The time of a pass on a made-up machine. The trunk takes 1 s and 0.25 s for each row; with
+// look-ahead rows 0.8 s more and 0.05 s for each of them. The tail takes 0.1 s, 0.05 s for each
+// sampled row and 0.3 s for each draft.
 PassSeconds seconds_of(const PassShape& shape) {
     const double drafting = shape.drafts > 0 ? 0.8 + 0.05 * (shape.rows - shape.sampled) : 0.0;
     return {1 + 0.25 * shape.rows + drafting, 0.1 + 0.05 * shape.sampled + 0.3 * shape.drafts};
@@ -178,7 +179,7 @@ TimedPasses timed_passes() {
     return timed;
 }
 
-TEST_CASE("pass times are fitted", "[tuning]") {
+TEST_CASE("pass times of other plans are estimated from timed passes", "[tuning]") {
     const PassTimes times(timed_passes());
     CHECK(times.max_rows() == 25);
     for (const Plan& plan :
@@ -187,11 +188,11 @@ TEST_CASE("pass times are fitted", "[tuning]") {
         CHECK(times.seconds(shape_of(plan)) ==
               Approx(expected.trunk + expected.tail).epsilon(0.01));
     }
-    // It has two look-ahead rows of four, but the estimate is for three, as in timed passes.
+    // Two of its four rows are look-ahead rows, but the estimate is for three, as in timed passes.
     CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
-    const PassTimes one(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
-    CHECK(one.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
-    CHECK(one.seconds({9, 9, 0}) > 3.0);  // if one width was timed, no row looks free
+    const PassTimes one_width(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
+    CHECK(one_width.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
+    CHECK(one_width.seconds({9, 9, 0}) > 3.0);  // more rows do not look free
     const PassTimes falling(TimedPasses{{{1, 1, 0}, {3.0, 0.1}}, {{5, 5, 0}, {2.0, 0.1}}});
     // Wider windows are never estimated as quicker.
     CHECK(falling.seconds({9, 9, 0}) >= falling.seconds({1, 1, 0}));
@@ -206,21 +207,21 @@ TEST_CASE("estimates of pass times follow the passes that run", "[tuning]") {
     CHECK(times.seconds(plain) < 1.07 * before);  // a single pause counts little
     for (int i = 0; i < 60; ++i) times.record(plain, 2 * before);
     CHECK(times.seconds(plain) == Approx(2 * before).epsilon(0.05));
-    // All passes became slower.
+    // Passes of other shapes count as slower, too.
     CHECK(times.seconds(fused) / times.seconds(plain) == Approx(ratio).epsilon(0.25));
-    // The passes of another sampler, with a slower tail, on a machine that is twice as slow.
+    // Another sampler has a slower tail, and the machine is half as fast as it was.
     TimedPasses few;
     for (const Plan& plan : {ar_plan(), verify_plan(4), draft_plan(1), draft_plan(4)}) {
         const PassSeconds seconds = seconds_of(shape_of(plan));
         few[shape_of(plan)] = {4 * seconds.trunk, 3 * seconds.tail};
     }
-    const PassTimes other(few, &times);
+    const PassTimes other_sampler(few, &times);
     const PassSeconds wide = seconds_of(fused);
-    CHECK(other.seconds(fused) == Approx(4 * wide.trunk + 3 * wide.tail).epsilon(0.05));
+    CHECK(other_sampler.seconds(fused) == Approx(4 * wide.trunk + 3 * wide.tail).epsilon(0.05));
 }
 
 TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") {
-    // It starts with the rates of all. tests/runtime/test_auto.py has the same figures.
+    // It starts with the rates of all sequences. tests/runtime/test_auto.py has the same figures.
     Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
     std::map<int, ConditionalAcceptance> own;
     for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}})
@@ -228,9 +229,9 @@ TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") 
     for (const auto& [drafted, accepted] : {std::pair(4, 0), {3, 0}, {4, 1}})
         tuner.ngram(3, &own).record(drafted, accepted);
     tuner.ngram(3, &own).forget();
-    const auto check = [](const ConditionalAcceptance& found, const std::vector<double>& rates) {
+    const auto check = [](const ConditionalAcceptance& actual, const std::vector<double>& rates) {
         for (std::size_t i = 0; i < rates.size(); ++i)
-            CHECK(found.rates()[i] == Approx(rates[i]).epsilon(1e-9));
+            CHECK(actual.rates()[i] == Approx(rates[i]).epsilon(1e-9));
     };
     check(tuner.ngram(3),
           {0.615056721723052, 0.6668061950606948, 0.6668061950606948, 0.5835077438258686});
@@ -260,14 +261,15 @@ TEST_CASE("pass times are those of Python", "[tuning]") {
 }
 
 TEST_CASE("a cycle that did not run lately is tried for a few passes", "[tuning]") {
-    TimedPasses timed;  // rows are nearly free; passes take so long that decisions are not put off
+    // Rows are nearly free. Passes take so long that the time of decisions does not put them off.
+    TimedPasses timed;
     for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = {1e6 + plan.width(), 1.0};
     Tuner tuner(PassTimes(timed), 4, {0.9, 0.8, 0.7, 0.6});
     const std::string decided = tuner.next_candidate(4, 1, {}).cycle.name;
     const Plan plan = tuner.next_candidate(4, 1, {}).cycle.plans.front();
     CHECK(decided != "ar");
     for (int pass = 0; pass < 12; ++pass) tuner.observe(plan, 1, tuner.plan_seconds(plan));
-    // Plain decoding never ran, and all cycles are compared with it.
+    // Plain decoding has not run yet, and all cycles are compared with it, so it is on trial.
     CHECK(tuner.next_candidate(4, 1, {}).cycle.name == "ar");
     for (int pass = 0; pass < 4; ++pass) tuner.observe(ar_plan(), 1, tuner.plan_seconds(ar_plan()));
     CHECK(tuner.next_candidate(4, 1, {}).cycle.name == decided);

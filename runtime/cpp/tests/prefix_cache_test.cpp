@@ -14,8 +14,8 @@ using namespace pass::test;
 
 namespace {
 
-// The heap, which refuses blocks of one size.
-class Refusing : public Allocator {
+// Allocates on the heap, but refuses blocks of one size.
+class RefusingAllocator : public Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
         if (size != refused) return std::malloc(size);
@@ -27,7 +27,7 @@ class Refusing : public Allocator {
     int refusals = 0;
 };
 
-// A scheduler over a RememberingBackend. Every step is checked.
+// A scheduler over a RememberingBackend. After every step, the K/V of all slots are checked.
 struct Machine {
     explicit Machine(int slots, bool prefix_cache = true, bool same_entries = true)
         : backend(slots, heap, same_entries), runner(backend, prefix_cache) {}
@@ -48,17 +48,17 @@ struct Machine {
         return sequence;
     }
     bool step() {
-        const bool more = scheduler.step();
+        const bool sequences_left = scheduler.step();
         for (const Slot& slot : runner.slots().all()) {
             CHECK(backend.holds(slot.number, slot.held()));
             if (slot.sequence == nullptr) continue;
             CHECK(slot.salt == slot.sequence->request.cache_salt);
             CHECK((slot.staged || slot.num_drafts == 0));
         }
-        return more;
+        return sequences_left;
     }
-    // How many prompt tokens were reused. Runs all requests to their ends first.
-    std::int64_t cached(const std::shared_ptr<SequenceState>& sequence) {
+    // Run all requests to their ends. Returns how many prompt tokens of `sequence` were reused.
+    std::int64_t run_and_count_reused(const std::shared_ptr<SequenceState>& sequence) {
         while (step()) {
         }
         REQUIRE(sequence->output.end.has_value());
@@ -66,14 +66,14 @@ struct Machine {
         return sequence->stats.cached_tokens;
     }
 
-    std::shared_ptr<Refusing> heap = std::make_shared<Refusing>();
+    std::shared_ptr<RefusingAllocator> heap = std::make_shared<RefusingAllocator>();
     RememberingBackend backend;
     Runner runner;
     Tuners tuners{runner};
     Scheduler scheduler{runner, tuners, std::nullopt};
 };
 
-// A text of `length` tokens, which depends on `kind`, and then the tokens `end`.
+// A prompt of `length` tokens, which depend on `kind`, and then the tokens `end`.
 Tokens text(std::int64_t kind, std::size_t length, const Tokens& end = {}) {
     Tokens tokens;
     for (std::size_t i = 0; i < length; ++i)
@@ -84,74 +84,75 @@ Tokens text(std::int64_t kind, std::size_t length, const Tokens& end = {}) {
 
 }  // namespace
 
-TEST_CASE("a common beginning of prompts is read once, also in a conversation", "[prefix]") {
+TEST_CASE("a common beginning of prompts is prefilled once, also in a conversation", "[prefix]") {
     for (const std::string plan : {"ar", "two-pass", "fused"}) {
         INFO(plan);
         Machine machine(2);
-        CHECK(machine.cached(machine.submit(text(0, 100, {5}), 4, plan)) == 0);
+        CHECK(machine.run_and_count_reused(machine.submit(text(0, 100, {5}), 4, plan)) == 0);
         const auto second = machine.submit(text(0, 100, {6, 7}), 4, plan);
-        CHECK(machine.cached(second) == 96);  // whole blocks
-        Tokens goes_on = second->tokens;
-        goes_on.push_back(9);
-        CHECK(machine.cached(machine.submit(goes_on, 4, plan)) == 96);
+        CHECK(machine.run_and_count_reused(second) == 96);  // the whole blocks of 100 tokens
+        Tokens conversation = second->tokens;
+        conversation.push_back(9);
+        CHECK(machine.run_and_count_reused(machine.submit(conversation, 4, plan)) == 96);
         const auto first = machine.submit(text(1, 48, {3}), 4, plan),
-                   beside = machine.submit(text(1, 48, {4}), 4, plan);
-        CHECK(machine.cached(first) + machine.cached(beside) == 48);
+                   at_once = machine.submit(text(1, 48, {4}), 4, plan);
+        CHECK(machine.run_and_count_reused(first) + machine.run_and_count_reused(at_once) == 48);
     }
 }
 
-TEST_CASE("one prompt in a batch is read once", "[prefix]") {
+TEST_CASE("a prompt that all requests of a batch have is prefilled once", "[prefix]") {
     for (const int slots : {1, 2, 4, 8}) {
-        // While another request decodes, the prompt is read in several steps.
+        // While another request decodes, the prompt is prefilled in several steps.
         for (const bool busy : {false, true}) {
             INFO(slots << " " << busy);
             Machine machine(slots);
             if (busy) machine.submit({1, 2, 3}, 60);
             machine.step();
-            machine.backend.read = 0;
-            std::vector<std::shared_ptr<SequenceState>> asked;
+            machine.backend.num_prefilled = 0;
+            std::vector<std::shared_ptr<SequenceState>> sequences;
             for (const char* plan : {"ar", "fused", "two-pass", "ar", "fused"})
-                asked.push_back(machine.submit(text(2, 110), 12, plan));
-            std::vector<std::int64_t> cached;
-            for (const auto& sequence : asked) cached.push_back(machine.cached(sequence));
-            std::sort(cached.begin(), cached.end());
-            CHECK(cached == Tokens{0, 96, 96, 96, 96});
-            CHECK(machine.backend.read == 109 + 4 * (109 - 96));
+                sequences.push_back(machine.submit(text(2, 110), 12, plan));
+            std::vector<std::int64_t> reused;
+            for (const auto& sequence : sequences)
+                reused.push_back(machine.run_and_count_reused(sequence));
+            std::sort(reused.begin(), reused.end());
+            CHECK(reused == Tokens{0, 96, 96, 96, 96});
+            CHECK(machine.backend.num_prefilled == 109 + 4 * (109 - 96));
         }
     }
 }
 
-TEST_CASE("other requests go on reading if the one that reads for them ends", "[prefix]") {
+TEST_CASE("if the request that prefills a common prompt ends, another goes on", "[prefix]") {
     for (const bool fails : {false, true}) {
         Machine machine(4);
         machine.submit({1, 2, 3}, 60);
         machine.step();
-        machine.backend.read = 0;
+        machine.backend.num_prefilled = 0;
         const auto first = machine.submit(text(2, 110));
         const auto second = machine.submit(text(2, 110)), third = machine.submit(text(2, 110));
         machine.step();
-        CHECK(machine.backend.read == 64);
+        CHECK(machine.backend.num_prefilled == 64);
         first->cancelled = !fails;
-        machine.backend.before_chunk = [&, left = fails]() mutable {
-            if (std::exchange(left, false)) throw Error("the prompt is not read");
+        machine.backend.before_chunk = [&, left = fails]() mutable {  // only the first chunk fails
+            if (std::exchange(left, false)) throw Error("the chunk failed");
         };
-        CHECK(machine.cached(second) == 64);
-        CHECK(machine.cached(third) == 96);
+        CHECK(machine.run_and_count_reused(second) == 64);
+        CHECK(machine.run_and_count_reused(third) == 96);
         CHECK(first->output.end->reason == (fails ? FinishReason::error : FinishReason::cancelled));
-        CHECK(machine.backend.read == 109 + 109 - 96);
+        CHECK(machine.backend.num_prefilled == 109 + 109 - 96);
     }
 }
 
 TEST_CASE("K/V of a sequence that moved to a lower slot are shared", "[prefix]") {
     Machine machine(2);
     machine.submit({1, 2, 3}, 2);
-    machine.cached(machine.submit(text(2, 100), 20));
+    machine.run_and_count_reused(machine.submit(text(2, 100), 20));
     CHECK(machine.runner.slots().all()[0].held().size() == 119);
-    CHECK(machine.cached(machine.submit(text(2, 100, {9}))) == 96);
+    CHECK(machine.run_and_count_reused(machine.submit(text(2, 100, {9}))) == 96);
 }
 
 TEST_CASE("the older request decides the plan, also after a move", "[prefix]") {
-    // Slots 0, 1 and 2; the first one ends, and the third moves to its place.
+    // Of the requests in slots 0, 1 and 2, the first one ends, and the third moves to its slot.
     Machine machine(4);
     machine.submit({1, 2, 3}, 4);
     const auto older = machine.submit({4, 5, 6}, 40, "two-pass"),
@@ -160,8 +161,8 @@ TEST_CASE("the older request decides the plan, also after a move", "[prefix]") {
     for (int i = 0; i < 4; ++i) {
         REQUIRE(machine.step());
         REQUIRE(!older->finished);
-        const std::optional<Plan>& window = machine.runner.staged_plan();
-        CHECK((window.has_value() && older->request.cycle->contains(*window)));
+        const std::optional<Plan>& plan = machine.runner.staged_plan();
+        CHECK((plan.has_value() && older->request.cycle->contains(*plan)));
     }
 }
 
@@ -169,31 +170,32 @@ TEST_CASE("a long prompt is kept while short requests take its slot", "[prefix]"
     for (const int slots : {1, 3}) {  // short requests also shrink the cache
         INFO(slots);
         Machine machine(slots);
-        CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
+        CHECK(machine.run_and_count_reused(machine.submit(text(3, 200, {5}))) == 0);
         for (std::int64_t number = 0; number < 4; ++number) {
-            machine.cached(machine.submit(text(3, 3, {7, number})));
-            machine.cached(machine.submit({6, number, 8}));
+            machine.run_and_count_reused(machine.submit(text(3, 3, {7, number})));
+            machine.run_and_count_reused(machine.submit({6, number, 8}));
         }
-        CHECK(machine.cached(machine.submit(text(3, 200, {9, 9}))) == 192);
+        CHECK(machine.run_and_count_reused(machine.submit(text(3, 200, {9, 9}))) == 192);
         Tokens conversation = text(3, 200, {11});
         for (std::int64_t turn = 0; turn < 3; ++turn) {
             const auto length = static_cast<std::int64_t>(conversation.size());
             conversation.push_back(turn);
-            CHECK(machine.cached(machine.submit(conversation)) == rounded_to_blocks(length - 1));
-            machine.cached(machine.submit({12, 13}));
+            CHECK(machine.run_and_count_reused(machine.submit(conversation)) ==
+                  rounded_to_blocks(length - 1));
+            machine.run_and_count_reused(machine.submit({12, 13}));
         }
     }
 }
 
-TEST_CASE("without memory to keep a prompt, it is read again", "[prefix]") {
+TEST_CASE("without memory to keep a prompt, it is prefilled again", "[prefix]") {
     Machine machine(1);
     const auto first = machine.submit(text(3, 200, {5}));
-    CHECK(machine.cached(first) == 0);
-    // All that the slot holds, and the alignment.
+    CHECK(machine.run_and_count_reused(first) == 0);
+    // The size of a copy of all 203 tokens in the slot, and 64 bytes to align it.
     machine.heap->refused = machine.backend.cache().saved_bytes(203) + 64;
-    CHECK(machine.cached(machine.submit({6, 7, 8})) == 0);
+    CHECK(machine.run_and_count_reused(machine.submit({6, 7, 8})) == 0);
     CHECK(machine.heap->refusals == 1);
-    CHECK(machine.cached(machine.submit(text(3, 200, {5}))) == 0);
+    CHECK(machine.run_and_count_reused(machine.submit(text(3, 200, {5}))) == 0);
     CHECK(machine.heap->refusals == 1);
 }
 
@@ -201,10 +203,10 @@ TEST_CASE("K/V after a tree's second choice are not reused", "[prefix]") {
     for (const bool second_choices : {false, true}) {
         Machine machine(1);
         machine.backend.second_choices = second_choices;
-        CHECK(machine.cached(machine.submit(text(4, 62), 3, "tree-5")) == 0);
+        CHECK(machine.run_and_count_reused(machine.submit(text(4, 62), 3, "tree-5")) == 0);
         // 61 tokens of the prompt are cached, and three roots or accepted drafts, the last of which
         // may be a second choice.
-        CHECK(machine.cached(machine.submit(text(4, 62, {20, 21, 22, 9}))) ==
+        CHECK(machine.run_and_count_reused(machine.submit(text(4, 62, {20, 21, 22, 9}))) ==
               (second_choices ? 48 : 64));
     }
 }
@@ -213,7 +215,7 @@ TEST_CASE("a tree runs only if all requests of the pass name a tree", "[trees]")
     Machine machine(2);
     const auto tree = machine.submit({1, 2, 3}, 12, "tree-5"),
                beside = machine.submit({4, 5, 6}, 30);
-    REQUIRE(machine.step());  // the second prompt is read in the next step
+    REQUIRE(machine.step());  // the second prompt is prefilled in the next step
     REQUIRE(machine.runner.staged_plan().has_value());
     CHECK(machine.runner.staged_plan()->is_tree());
     while (machine.step() && !tree->finished) CHECK(!machine.runner.staged_plan()->is_tree());
@@ -223,54 +225,56 @@ TEST_CASE("a tree runs only if all requests of the pass name a tree", "[trees]")
 TEST_CASE("without a prefix cache only requests with reuse_prefix reuse K/V", "[prefix]") {
     for (const auto& [prefix_cache, same_entries] : {std::pair(true, false), {false, true}}) {
         Machine machine(2, prefix_cache, same_entries);
-        CHECK(machine.cached(machine.submit(text(0, 100, {5}))) == 0);
-        CHECK(machine.cached(machine.submit(text(0, 100, {6}))) == 0);
+        CHECK(machine.run_and_count_reused(machine.submit(text(0, 100, {5}))) == 0);
+        CHECK(machine.run_and_count_reused(machine.submit(text(0, 100, {6}))) == 0);
         const auto first = machine.submit(text(1, 50)), second = machine.submit(text(1, 50));
-        CHECK(machine.cached(first) + machine.cached(second) == 0);
-        CHECK(machine.cached(machine.submit(text(1, 50, {9}), 3, "ar", true)) == 48);
+        CHECK(machine.run_and_count_reused(first) + machine.run_and_count_reused(second) == 0);
+        CHECK(machine.run_and_count_reused(machine.submit(text(1, 50, {9}), 3, "ar", true)) == 48);
     }
 }
 
 TEST_CASE("K/V are shared among requests of one salt only", "[prefix]") {
     for (const int slots : {1, 2}) {
         Machine machine(slots);
-        const auto cached = [&](std::int64_t last, const std::string& salt) {
-            return machine.cached(machine.submit(text(0, 100, {last}), 3, "ar", false, salt));
+        const auto reused = [&](std::int64_t last, const std::string& salt) {
+            return machine.run_and_count_reused(
+                machine.submit(text(0, 100, {last}), 3, "ar", false, salt));
         };
-        for (const char* salt : {"a", "b", ""}) CHECK(cached(5, salt) == 0);
-        // Saved copies, too.
-        for (const char* salt : {"a", "b", ""}) CHECK(cached(6, salt) == 96);
+        for (const char* salt : {"a", "b", ""}) CHECK(reused(5, salt) == 0);
+        // Three salts in one or two slots: saved copies are used, too.
+        for (const char* salt : {"a", "b", ""}) CHECK(reused(6, salt) == 96);
         const auto first = machine.submit(text(1, 80), 3, "ar", false, "a"),
-                   beside = machine.submit(text(1, 80), 3);
-        CHECK(machine.cached(first) + machine.cached(beside) == 0);
+                   at_once = machine.submit(text(1, 80), 3);
+        CHECK(machine.run_and_count_reused(first) + machine.run_and_count_reused(at_once) == 0);
     }
-    Machine machine(1, false);  // only `reuse_prefix`
-    std::vector<std::int64_t> result;
+    Machine machine(1, false);  // without a prefix cache, so by `reuse_prefix` alone
+    std::vector<std::int64_t> reused;
     for (const char* salt : {"a", "b", "b", "a"})
-        result.push_back(machine.cached(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
-    CHECK(result == Tokens{0, 0, 96, 0});
+        reused.push_back(
+            machine.run_and_count_reused(machine.submit(text(0, 100, {5}), 3, "ar", true, salt)));
+    CHECK(reused == Tokens{0, 0, 96, 0});
 }
 
-TEST_CASE("the copies used last stay, within the budget", "[prefix]") {
+TEST_CASE("the copies used least recently are dropped to keep the budget", "[prefix]") {
     RememberingBackend backend(2);
     backend.resize(256, Tokens{0, 0});
     PrefixStore store(backend.cache(), backend.memory(), backend.cache().saved_bytes(400));
-    const auto count = [&](const Tokens& tokens) { return store.match(tokens, "").count; };
+    const auto stored = [&](const Tokens& tokens) { return store.match(tokens, "").count; };
     const Tokens first(150, 1), second(150, 2), third(150, 3);
     store.save(0, first, "");
     store.save(0, second, "");
-    store.load({store.match(first, "").index, 10}, 1);
+    store.load({store.match(first, "").index, 10}, 1);  // uses the first copy
     store.save(0, third, "");
-    CHECK(Tokens{count(first), count(second), count(third)} == Tokens{150, 0, 150});
-    store.save(0, std::span(first).first(100), "");  // a copy begins with it
+    CHECK(Tokens{stored(first), stored(second), stored(third)} == Tokens{150, 0, 150});
+    store.save(0, std::span(first).first(100), "");  // a copy begins with these tokens
     CHECK(store.used() == backend.cache().saved_bytes(150 + 150));
     Tokens longer = first;
     longer.push_back(4);
-    store.save(0, longer, "");  // begins with a copy, and replaces it
+    store.save(0, longer, "");  // replaces the copy of its first 150 tokens
     CHECK(store.used() == backend.cache().saved_bytes(150 + 151));
     store.save(0, Tokens(PrefixStore::min_saved_tokens - 1, 5), "");
     store.save(0, Tokens(401, 6), "");
-    CHECK(count({5}) + count({6}) == 0);
+    CHECK(stored({5}) + stored({6}) == 0);  // one is too short, the other exceeds the budget
 
     PrefixStore many(backend.cache(), backend.memory());
     for (std::int64_t number = 0;

@@ -1,4 +1,4 @@
-// Logits processors: the tokens and logits of each row of a window.
+// Logits processors: which tokens each row of a window may draw, and how its logits change.
 #include "catch.hpp"
 
 #include "decode/processors.h"
@@ -9,19 +9,19 @@ using namespace pass::test;
 
 namespace {
 
-constexpr std::int64_t tokens = 70;  // of the vocabulary: two whole words of bits and a part
+constexpr std::int64_t vocab_size = 70;  // its bits fill two words of 32, and a part of a third
 
 Processing processing() {
     Processing result;
-    result.vocab_size = tokens;
+    result.vocab_size = vocab_size;
     return result;
 }
 
 // The tokens that row `row` may draw.
 std::set<std::int64_t> allowed(const ProcessedRows& rows, std::size_t row) {
-    constexpr std::size_t bytes = (tokens + 7) / 8;
+    constexpr std::size_t bytes = (vocab_size + 7) / 8;
     std::set<std::int64_t> result;
-    for (std::int64_t token = 0; token < tokens; ++token) {
+    for (std::int64_t token = 0; token < vocab_size; ++token) {
         const std::int32_t byte = rows.allowed[row * bytes + static_cast<std::size_t>(token) / 8];
         if ((byte >> (token % 8) & 1) != 0) result.insert(token);
     }
@@ -30,7 +30,7 @@ std::set<std::int64_t> allowed(const ProcessedRows& rows, std::size_t row) {
 
 std::set<std::int64_t> all_but(const std::set<std::int64_t>& banned) {
     std::set<std::int64_t> result;
-    for (std::int64_t token = 0; token < tokens; ++token) {
+    for (std::int64_t token = 0; token < vocab_size; ++token) {
         if (!banned.contains(token)) result.insert(token);
     }
     return result;
@@ -39,64 +39,66 @@ std::set<std::int64_t> all_but(const std::set<std::int64_t>& banned) {
 }  // namespace
 
 TEST_CASE("the last token of a bad word is forbidden, also after drafts", "[processors]") {
-    Processing asked = processing();
-    asked.bad_words = {{5, 6}, {9}, {1, 2, 3}};
-    Processors processors(asked, {5, 1, 2});
-    const std::vector<std::int64_t> text{5, 1, 2, 7}, drafts{5, 1, 2, tokens};
-    const ProcessedRows rows = processors.rows(text, drafts, processors.list_size(text, 4));
-    CHECK(allowed(rows, 0) == all_but({9}));  // the prompt does not count
+    Processing wanted = processing();
+    wanted.bad_words = {{5, 6}, {9}, {1, 2, 3}};
+    Processors processors(wanted, {5, 1, 2});
+    // The prompt is 5, 1, 2; the last draft row has no draft.
+    const std::vector<std::int64_t> tokens{5, 1, 2, 7}, drafts{5, 1, 2, vocab_size};
+    const ProcessedRows rows = processors.rows(tokens, drafts, processors.list_size(tokens, 4));
+    CHECK(allowed(rows, 0) == all_but({9}));  // bad words do not begin in the prompt
     CHECK(allowed(rows, 1) == all_but({6, 9}));
     CHECK(allowed(rows, 2) == all_but({9}));
     CHECK(allowed(rows, 3) == all_but({3, 9}));
-    CHECK(allowed(rows, 4) == all_but({}));  // it follows no draft, so nothing is drawn from it
+    CHECK(allowed(rows, 4) == all_but({}));  // no token is drawn from a row without a draft
 }
 
 TEST_CASE("end tokens are forbidden until min_tokens are written", "[processors]") {
-    Processing asked = processing();
-    asked.min_tokens = 3;
-    asked.end_tokens = {0, 4};
-    Processors processors(asked, {8});
+    Processing wanted = processing();
+    wanted.min_tokens = 3;
+    wanted.end_tokens = {0, 4};
+    Processors processors(wanted, {8});
     const ProcessedRows rows = processors.rows({8, 7}, std::vector<std::int64_t>{6, 6}, 16);
     CHECK(allowed(rows, 0) == all_but({0, 4}));
     CHECK(allowed(rows, 1) == all_but({0, 4}));
     CHECK(allowed(rows, 2) == all_but({}));
 }
 
-TEST_CASE("a rule that would leave no token is not applied", "[processors]") {
-    Processing asked = processing();
-    asked.allowed_token_ids = {3, 69};
-    asked.bad_words = {{3}, {69}};
-    asked.allowed_tokens = [](std::span<const std::int64_t> text, std::span<std::uint32_t> bits) {
+TEST_CASE("a constraint that would leave no token is not applied", "[processors]") {
+    Processing wanted = processing();
+    wanted.allowed_token_ids = {3, 69};
+    wanted.bad_words = {{3}, {69}};
+    wanted.allowed_tokens = [](std::span<const std::int64_t> text, std::span<std::uint32_t> bits) {
         REQUIRE(bits.size() == 3);
         if (text.size() == 1) bits[0] = bits[1] = bits[2] = 0;
         if (text.size() == 2) bits[0] = bits[1] = 0;
     };
-    Processors processors(asked, {});
+    Processors processors(wanted, {});
     const ProcessedRows rows = processors.rows({1}, std::vector<std::int64_t>{2}, 16);
     CHECK(allowed(rows, 0) == std::set<std::int64_t>{3, 69});
     CHECK(allowed(rows, 1) == std::set<std::int64_t>{69});
 }
 
 TEST_CASE("penalties count the text and the drafts before a row", "[processors]") {
-    Processing asked = processing();
-    asked.sampling.presence_penalty = 0.5;
-    asked.sampling.frequency_penalty = 0.25;
-    asked.sampling.repetition_penalty = 2;
-    asked.sampling.logit_bias = {{11, -3.0}};
-    Processors processors(asked, {20});
-    const std::vector<std::int64_t> text{20, 30, 30}, drafts{40, 30};
-    const std::size_t size = processors.list_size(text, 2);
+    Processing wanted = processing();
+    wanted.sampling.presence_penalty = 0.5;
+    wanted.sampling.frequency_penalty = 0.25;
+    wanted.sampling.repetition_penalty = 2;
+    wanted.sampling.logit_bias = {{11, -3.0}};
+    Processors processors(wanted, {20});
+    const std::vector<std::int64_t> tokens{20, 30, 30}, drafts{40, 30};  // the prompt is 20
+    const std::size_t size = processors.list_size(tokens, 2);
     CHECK(size == 16);
-    const ProcessedRows rows = processors.rows(text, drafts, size);
+    const ProcessedRows rows = processors.rows(tokens, drafts, size);
+    // The bias, factor and penalty of a token in a row.
     const auto at = [&](std::int64_t token, std::size_t row) {
-        const auto place =
+        const auto index =
             std::find(rows.touched.begin(), rows.touched.end(), token) - rows.touched.begin();
-        const auto i = static_cast<std::size_t>(place);
+        const auto i = static_cast<std::size_t>(index);
         return std::vector<float>{rows.bias[i], rows.factor[row * size + i],
                                   rows.penalty[row * size + i]};
     };
     CHECK(at(11, 0) == std::vector<float>{-3, 1, 0});
-    CHECK(at(20, 0) == std::vector<float>{0, 2, 0});  // of the prompt: repetition alone
+    CHECK(at(20, 0) == std::vector<float>{0, 2, 0});  // only repetition counts in the prompt
     CHECK(at(30, 0) == std::vector<float>{0, 2, 1.0F});
     CHECK(at(40, 0) == std::vector<float>{0, 1, 0});
     CHECK(at(40, 1) == std::vector<float>{0, 2, 0.75F});
@@ -105,7 +107,7 @@ TEST_CASE("penalties count the text and the drafts before a row", "[processors]"
     CHECK(listed == std::set<std::int64_t>{11, 20, 30, 40});
 }
 
-TEST_CASE("a request's own function that throws ends that request alone", "[processors]") {
+TEST_CASE("if a request's allowed_tokens throws, only that request ends", "[processors]") {
     const auto core = reciting_core(2);
     Request sent = request(3, 50);
     sent.options.allowed_tokens = [](std::span<const std::int64_t> text, std::span<std::uint32_t>) {

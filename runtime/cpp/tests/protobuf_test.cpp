@@ -36,8 +36,8 @@ TEST_CASE("damaged messages are refused", "[protobuf]") {
     const std::string message = protobuf::encode(7, protobuf::encode(5, "weights"));
     for (std::size_t size = 1; size < message.size(); ++size)
         CHECK_THROWS_AS(protobuf::fields(message.substr(0, size)), Error);
-    // A kind that is no longer used, a number without an end, a size beyond the message.
-    CHECK_THROWS_AS(protobuf::fields("\x0b"), Error);
-    CHECK_THROWS_AS(protobuf::fields(std::string(11, '\xff')), Error);
-    CHECK_THROWS_AS(protobuf::fields("\x0a\xff\xff\xff\xff\x7f"), Error);
+    CHECK_THROWS_AS(protobuf::fields("\x0b"), Error);  // a wire type that is no longer used
+    CHECK_THROWS_AS(protobuf::fields(std::string(11, '\xff')), Error);  // a number without an end
+    CHECK_THROWS_AS(protobuf::fields("\x0a\xff\xff\xff\xff\x7f"),
+                    Error);  // a size that is too large
 }

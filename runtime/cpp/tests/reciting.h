@@ -1,4 +1,5 @@
-// A backend without a model, for tests: each token and draft depends on its position alone.
+// A backend without a model, for tests of the code around a backend: each token and draft is a
+// function of its position.
 #pragma once
 
 #include <functional>
@@ -12,7 +13,8 @@ namespace pass::test {
 
 inline constexpr std::int64_t vocab = 50;
 
-inline std::int64_t recited(std::int64_t position) { return position * 7 % 41; }
+// The token that the backend writes at a position of the text. It repeats itself after 41 tokens.
+inline std::int64_t token_at(std::int64_t position) { return position * 7 % 41; }
 
 inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capacity = 256) {
     Manifest manifest;
@@ -29,6 +31,8 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
     return manifest;
 }
 
+// Its passes write `token_at` every position, whatever the prompt is. Two of three drafts are
+// right.
 class RecitingBackend : public Backend {
    public:
     RecitingBackend(const Manifest& manifest, int slots,
@@ -58,7 +62,7 @@ class RecitingBackend : public Backend {
         }
     }
 
-    std::function<void()> before_pass, before_chunk;  // called before each; may throw
+    std::function<void()> before_pass, before_chunk;  // called before each pass or prompt chunk
 
    protected:
     void run_prefill(int, const Plan&) override {
@@ -66,55 +70,57 @@ class RecitingBackend : public Backend {
     }
 
    private:
-    static std::int64_t drafted(std::int64_t position) {
-        return position % 3 == 0 ? (recited(position) + 1) % vocab : recited(position);
+    static std::int64_t draft_at(std::int64_t position) {
+        return position % 3 == 0 ? (token_at(position) + 1) % vocab : token_at(position);
     }
 
+    // Do for one slot what a tail does: accept drafts, emit tokens and lay out the next window.
+    // ids: of the window's rows.
     void emit(const Plan& plan, int slot, std::int64_t length, const std::int64_t* ids) {
         int accepted = 0;
-        while (accepted < plan.drafts && ids[1 + accepted] == recited(length + 1 + accepted))
+        while (accepted < plan.drafts && ids[1 + accepted] == token_at(length + 1 + accepted))
             ++accepted;
         std::vector<std::int64_t> emitted;
-        for (int i = 0; i <= plan.drafts; ++i) emitted.push_back(recited(length + 1 + i));
+        for (int i = 0; i <= plan.drafts; ++i) emitted.push_back(token_at(length + 1 + i));
         buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted);
         buffers_.write_number("count", slot, std::int64_t{accepted} + 1);
 
-        const std::int64_t after = length + accepted + 1;
+        const std::int64_t next_length = length + accepted + 1;
+        const int num_drafts = plan.next_draft_depth(accepted);
         const Plan next = plan.next();
-        std::vector<std::int64_t> window{recited(after)};
-        for (int i = 0; i < next.drafts; ++i)
-            window.push_back(i < plan.next_draft_depth(accepted) ? drafted(after + 1 + i) : vocab);
+        std::vector<std::int64_t> window{token_at(next_length)};
+        for (int i = 0; i < next.drafts; ++i)  // the id `vocab` stands for no draft
+            window.push_back(i < num_drafts ? draft_at(next_length + 1 + i) : vocab);
         const PlanConstants constants = constants_of(next, vocab);
         window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
         buffers_.write_row("input_ids", slot, {next.width()}, window);
-        buffers_.write_number("length", slot, after);
+        buffers_.write_number("length", slot, next_length);
     }
 };
 
-// A core over a RecitingBackend, opened with `options`. backend: receives the backend, for tests
-// that interfere with it.
+// A core over a RecitingBackend. backend: set to that backend, unless it is null.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
                                            std::shared_ptr<Allocator> allocator = nullptr,
                                            std::size_t max_queue = 1024,
                                            std::int64_t capacity = 256, LoadOptions options = {}) {
     options.max_queue = max_queue;
     auto data = std::make_unique<Bundle::Data>(Bundle::Data{"", reciting_manifest(4, capacity)});
-    auto made = std::make_unique<RecitingBackend>(data->manifest, slots, std::move(allocator));
-    if (backend != nullptr) *backend = made.get();
-    return std::make_shared<Core>(Bundle(std::move(data)), std::move(made), options);
+    auto reciting = std::make_unique<RecitingBackend>(data->manifest, slots, std::move(allocator));
+    if (backend != nullptr) *backend = reciting.get();
+    return std::make_shared<Core>(Bundle(std::move(data)), std::move(reciting), options);
 }
 
 inline Request request(std::size_t prompt_length, std::int64_t max_new_tokens,
                        const std::string& plan = "fused") {
     Request result;
     for (std::size_t i = 0; i < prompt_length; ++i)
-        result.prompt_ids.push_back(recited(static_cast<std::int64_t>(i)));
+        result.prompt_ids.push_back(token_at(static_cast<std::int64_t>(i)));
     result.options.max_new_tokens = max_new_tokens;
     result.options.plan = plan;
     return result;
 }
 
-// Reads all tokens until the sequence ends. Throws its error.
+// Reads all tokens until the sequence ends. Throws the error of the sequence.
 inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     std::vector<std::int64_t> ids;
     while (true) {
@@ -131,11 +137,11 @@ inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     }
 }
 
-// The `count` tokens that are written after a prompt.
+// The first `count` tokens that are written after a prompt.
 inline std::vector<std::int64_t> expected(std::size_t prompt_length, std::int64_t count) {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < count; ++i)
-        ids.push_back(recited(static_cast<std::int64_t>(prompt_length) + i));
+        ids.push_back(token_at(static_cast<std::int64_t>(prompt_length) + i));
     return ids;
 }
 

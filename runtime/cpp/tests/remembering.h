@@ -1,4 +1,4 @@
-// A RecitingBackend that also writes K/V, so that tests can check where they are.
+// A RecitingBackend that also writes K/V, so that tests can check which K/V each slot holds.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace pass::test {
 
 using Tokens = std::vector<std::int64_t>;
 
-// A token's cache entry is a function of the token and of the entry before it, as in a model.
+// The K/V of a token are a function of the token and of the entry before, as in a model.
 class RememberingBackend : public RecitingBackend {
    public:
     explicit RememberingBackend(int slots, std::shared_ptr<Allocator> allocator = nullptr,
@@ -25,26 +25,27 @@ class RememberingBackend : public RecitingBackend {
 
     // Whether the cache of `slot` begins with the K/V of `tokens`.
     bool holds(int slot, std::span<const std::int64_t> tokens) {
-        float last = 0;
+        float value = 0;
         for (std::size_t i = 0; i < tokens.size(); ++i) {
-            last = following(last, tokens[i]);
+            value = value_after(value, tokens[i]);
             for (int part = 0; part < parts; ++part) {
                 const float* entry = entry_at(slot, part, static_cast<std::int64_t>(i));
-                if (entry[0] != last + static_cast<float>(part) || entry[1] != -last) return false;
+                if (entry[0] != value + static_cast<float>(part) || entry[1] != -value)
+                    return false;
             }
         }
         return true;
     }
 
-    bool second_choices = false;  // whether trees' passes, of one slot, accept a second choice
-    std::int64_t read = 0;        // prompt tokens that were prefilled
+    bool second_choices = false;     // whether passes of trees accept a second choice
+    std::int64_t num_prefilled = 0;  // prompt tokens that were prefilled
 
    protected:
     void run_prefill(int slot, const Plan& plan) override {
         RecitingBackend::run_prefill(slot, plan);
         const Tokens ids = prompt_input("input_ids", {1, plan.width()});
         write(slot, prompt_input("length", {1}).front(), ids, one_by_one(ids.size()));
-        read += prompt_input("logit_rows", {1}).front() + 1;
+        num_prefilled += prompt_input("logit_rows", {1}).front() + 1;
     }
 
     PassResult run_pass(const PassKind& kind) override {
@@ -53,7 +54,7 @@ class RememberingBackend : public RecitingBackend {
         const Tokens active = buffers_.read<std::int64_t>("active", kind.batch, {});
         const Tokens ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
         PassResult result;
-        if (kind.plan.is_tree()) {
+        if (kind.plan.is_tree()) {  // two drafts are accepted in the only slot
             result.count = {3};
             result.emitted = {20, 21, 22, 0};
             result.emitted_rows = {0, 1, second_choices ? 5 : 2, 0};
@@ -84,6 +85,7 @@ class RememberingBackend : public RecitingBackend {
         manifest.trunk.inputs.back().name = "past_value.0";
         return manifest;
     }
+    // The content of the prefill input `name`.
     Tokens prompt_input(const std::string& name, const Shape& shape) {
         Tokens values(static_cast<std::size_t>(shape.back()));
         const std::byte* address =
@@ -96,22 +98,23 @@ class RememberingBackend : public RecitingBackend {
         std::iota(rows.begin(), rows.end(), 0);
         return rows;
     }
-    static float following(float entry, std::int64_t token) {
-        return static_cast<float>((static_cast<std::int64_t>(entry) * 31 + token + 1) % 65521);
+    static float value_after(float value, std::int64_t token) {
+        return static_cast<float>((static_cast<std::int64_t>(value) * 31 + token + 1) % 65521);
     }
+    // The two numbers of a cache entry in one head of one tensor (see `parts`).
     float* entry_at(int slot, int part, std::int64_t position) {
         std::byte* place = cache_.address(static_cast<std::size_t>(part / 2), slot);
         return reinterpret_cast<float*>(place) + 2 * (part % 2 * cache_.shape(1)[2] + position);
     }
-    // Write the K/V of `tokens` in these rows of a window, after `length` entries of `slot`.
+    // Write the K/V of `tokens`, which are in `rows` of a window, after `length` entries of `slot`.
     void write(int slot, std::int64_t length, const Tokens& tokens, const Tokens& rows) {
-        float last = length == 0 ? 0 : -entry_at(slot, 0, length - 1)[1];
+        float value = length == 0 ? 0 : -entry_at(slot, 0, length - 1)[1];
         for (std::size_t i = 0; i < tokens.size(); ++i) {
-            last = following(last, tokens[i]);
+            value = value_after(value, tokens[i]);
             for (int part = 0; part < parts; ++part) {
                 float* entry = entry_at(slot, part, length + rows[i]);
-                entry[0] = last + static_cast<float>(part);
-                entry[1] = -last;
+                entry[0] = value + static_cast<float>(part);
+                entry[1] = -value;
             }
         }
     }

@@ -2,7 +2,8 @@
 //
 // A scene is a line that tests/cpp/golden_traces.py writes: {"name", "slots", "capacity",
 // "compare", "requests": [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted
-// before the step with the number "round", and cancelled before the step "cancel_round".
+// before the step with the number "round", and cancelled before the step "cancel_round". If
+// "compare" is "tokens", only tokens and the reasons of ends are compared.
 #pragma once
 
 #include <fstream>
@@ -19,9 +20,11 @@ namespace pass::test {
 
 using cli::Json;
 
-inline constexpr const char* seconds[] = {"queue_seconds", "prefill_seconds", "decode_seconds",
-                                          "engine_seconds", "decode_tokens_per_second"};
+// The statistics that depend on the clock.
+inline constexpr const char* times[] = {"queue_seconds", "prefill_seconds", "decode_seconds",
+                                        "engine_seconds", "decode_tokens_per_second"};
 
+// Set `into` to the value of `key`, if there is one.
 template <class Value>
 void take(const Json& from, const char* key, Value& into) {
     if (from.contains(key) && !from[key].is_null()) into = from[key].get<Value>();
@@ -67,7 +70,7 @@ inline Json result_of(Generation& generation) {
     generation.run();
     Json result = cli::to_json(generation);
     for (const char* key : {"prompt_ids", "text", "seed"}) result.erase(key);
-    for (const char* key : seconds) result["stats"].erase(key);
+    for (const char* key : times) result["stats"].erase(key);
     Json sources = Json::array();
     for (const Token& token : generation.tokens()) sources.push_back(name_of(token.source));
     result["sources"] = std::move(sources);
@@ -78,18 +81,18 @@ inline Json result_of(Generation& generation) {
 inline std::vector<Json> play(const Json& scene, Session& session) {
     const Json& requests = scene.at("requests");
     std::vector<std::unique_ptr<Generation>> generations(requests.size());
-    bool more = true;
-    for (int step = 0; more; ++step) {
-        more = false;
+    bool work_left = true;
+    for (int step = 0; work_left; ++step) {
+        work_left = false;
         for (std::size_t i = 0; i < requests.size(); ++i) {
-            const int begins = requests[i].value("round", 0);
-            if (begins == step)
+            const int first_step = requests[i].value("round", 0);
+            if (first_step == step)
                 generations[i] =
                     std::make_unique<Generation>(session.submit(request_of(requests[i])));
             if (requests[i].value("cancel_round", -1) == step) generations[i]->cancel();
-            more = more || begins > step;
+            work_left = work_left || first_step > step;
         }
-        more = session.step() || more;
+        work_left = session.step() || work_left;
     }
     std::vector<Json> results;
     results.reserve(generations.size());
@@ -97,24 +100,24 @@ inline std::vector<Json> play(const Json& scene, Session& session) {
     return results;
 }
 
-// Writes to `differences` what differs from the scene's results in any bit; returns their number.
+// Writes the fields that differ from the scene's results in any bit. Returns how many there are.
 inline int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
     const bool tokens_only = scene.value("compare", "all") == "tokens";
-    int differing = 0;
+    int num_differences = 0;
     for (std::size_t i = 0; i < results.size(); ++i) {
         const Json& expected = scene.at("results").at(i);
         for (const auto& [key, value] : expected.items()) {
             if (tokens_only && key != "token_ids" && key != "finish_reason" && key != "stop_reason")
                 continue;
             // Plain JSON objects are equal in any order of their keys.
-            const nlohmann::json wanted = value, found = results[i].value(key, Json());
-            if (wanted == found) continue;
-            differing += 1;
+            const nlohmann::json wanted = value, actual = results[i].value(key, Json());
+            if (wanted == actual) continue;
+            num_differences += 1;
             differences << scene.at("name").get<std::string>() << ", request " << i << ": " << key
-                        << " is " << found.dump() << ", not " << wanted.dump() << std::endl;
+                        << " is " << actual.dump() << ", not " << wanted.dump() << std::endl;
         }
     }
-    return differing;
+    return num_differences;
 }
 
 // The scenes of a file. Throws Error if it cannot be read, or a line is no JSON object.
@@ -140,16 +143,16 @@ inline LoadOptions options_of(const Json& scene) {
     return options;
 }
 
-// The library's messages of at least this level, from the constructor on.
+// Collects the library's messages of at least a level, from the constructor to the destructor.
 class Messages {
    public:
-    explicit Messages(LogLevel least = LogLevel::warning) {
+    explicit Messages(LogLevel min_level = LogLevel::warning) {
         set_log(
             [this](LogLevel, const std::string& message) {
                 const std::lock_guard lock(mutex_);
                 messages_.push_back(message);
             },
-            least);
+            min_level);
     }
     ~Messages() { set_log({}); }
 

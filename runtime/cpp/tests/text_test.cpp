@@ -1,4 +1,5 @@
-// Tokens to text: split characters, stop strings, special tokens. tests/cpp compares with Python.
+// Tokens become text: split characters, stop strings, special tokens. tests/cpp compares with
+// Python.
 
 #include "catch.hpp"
 #include "errors.h"
@@ -18,7 +19,7 @@ const std::string tokenizer = R"({
     "added_tokens": [{"id": 0, "content": "<s>", "special": true}, {"id": 1, "content": "</s>", "special": true}]})";
 
 struct Reading {
-    std::string text;
+    std::string text;  // the text that each token returned, and "|" after it
     std::optional<std::string> stop;
 };
 
@@ -55,7 +56,7 @@ TEST_CASE("stop strings end the text") {
     CHECK(read({2, 1, 3}, {"</s>"}).stop == "</s>");
 }
 
-TEST_CASE("the stop that is complete first wins, then the longer one") {
+TEST_CASE("the stop string that is complete first ends the text; of several, the longest") {
     pass::StopFilter filter({"bc", "abcd", "abc", ""});
     std::optional<std::string> stop;
     CHECK(filter.push("xabcd", stop) == "x");
@@ -63,7 +64,7 @@ TEST_CASE("the stop that is complete first wins, then the longer one") {
     CHECK(filter.flush().empty());
 }
 
-TEST_CASE("a stop string that is complete within the first tokens ends nothing") {
+TEST_CASE("a stop string within the first min_tokens tokens does not end the text") {
     const auto vocabulary = std::make_shared<pass::Vocabulary>(tokenizer);
     pass::TextStream stream(vocabulary, {"b", "</s>"}, {}, 2);
     std::string text;
@@ -75,7 +76,7 @@ TEST_CASE("a stop string that is complete within the first tokens ends nothing")
     CHECK(stop == "b");
 }
 
-TEST_CASE("a character that begins in the prompt is shown where the text completes it") {
+TEST_CASE("a character that begins in the prompt is shown with the token that completes it") {
     const auto vocabulary = std::make_shared<pass::Vocabulary>(tokenizer);
     std::optional<std::string> stop;
     CHECK(pass::TextStream(vocabulary, {}, {2, 4}).read(5, stop) == "\xC3\xA9");
@@ -100,7 +101,7 @@ TEST_CASE("with byte fallback every stray byte is shown, and the first space is 
 
 TEST_CASE("texts are split at added tokens and at digits") {
     const pass::Vocabulary vocabulary(tokenizer);
-    std::string parts;
+    std::string parts;  // "!" marks added tokens; D9 A3 is the Arabic digit three
     for (const auto& part : vocabulary.split("a12 </s>\xD9\xA3 b"))
         parts += part.text + (part.token >= 0 ? "!" : "") + "|";
     CHECK(parts == "a|1|2| |</s>!|\xD9\xA3| b|");

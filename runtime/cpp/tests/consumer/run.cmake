@@ -1,5 +1,5 @@
-# Install into a directory of its own, build the consumer against that, run it, and look at what the library shows.
-# BUILD, SOURCE, DIRECTORY, GENERATOR, FLAGS: given by cmake/tests.cmake.
+# Install into DIRECTORY, build the consumer against the installed package, run it, and check what the library exports.
+# cmake/tests.cmake sets BUILD, SOURCE, DIRECTORY, GENERATOR and FLAGS.
 file(REMOVE_RECURSE ${DIRECTORY})
 macro(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY OUTPUT_VARIABLE output)
@@ -15,19 +15,19 @@ foreach(library pass static)
   endif()
 endforeach()
 
-# Nothing but our own names, and of those only what PASS_API marks.
+# The library exports nothing but its own names, and of those only what PASS_API marks.
 file(GLOB_RECURSE library ${DIRECTORY}/installed/*/libpass.so)
 run(nm -D --defined-only --demangle ${library})
 foreach(hidden nlohmann "pass::strict" "pass::Manifest" "pass::Plan" "pass::sha256")
   if(output MATCHES " T ${hidden}" OR output MATCHES " W ${hidden}")
-    message(FATAL_ERROR "libpass.so shows ${hidden}")
+    message(FATAL_ERROR "libpass.so exports ${hidden}")
   endif()
 endforeach()
 if(NOT output MATCHES " T pass::Bundle::Bundle")
-  message(FATAL_ERROR "libpass.so does not show pass::Bundle")
+  message(FATAL_ERROR "libpass.so does not export pass::Bundle")
 endif()
 
-# The soname is that of the compatible versions, and pkg-config's file names what is installed.
+# The soname has the version as far as versions with the same soname are compatible; pass.pc names what is installed.
 run(readelf -d ${library})
 if(NOT output MATCHES "soname: \\[libpass\\.so\\.(0\\.[0-9]+|[1-9][0-9]*)\\]")
   message(FATAL_ERROR "libpass.so has another soname: ${output}")

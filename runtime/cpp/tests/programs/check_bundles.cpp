@@ -1,5 +1,5 @@
-// For tests/cpp: reads paths of bundles, one per line, and writes for each the error of opening it,
-// as JSON. For a line that ends in "\tno hashes", hashes are not compared.
+// For tests/cpp: reads paths of bundles, one per line, and writes a line of JSON for each: the
+// error of opening the bundle, or null. If the line ends in "\tno hashes", hashes are not compared.
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@
 
 namespace {
 
-nlohmann::json complaint(const std::string& path, bool hashes) {
+nlohmann::json error_of(const std::string& path, bool hashes) {
     try {
         pass::verify_files(path, pass::read_manifest(path), hashes);
         return nullptr;
@@ -21,10 +21,10 @@ nlohmann::json complaint(const std::string& path, bool hashes) {
 }  // namespace
 
 int main() {
-    const std::string mark = "\tno hashes";
+    const std::string no_hashes = "\tno hashes";
     for (std::string line; std::getline(std::cin, line);) {
-        const bool hashes = !line.ends_with(mark);
-        if (!hashes) line.resize(line.size() - mark.size());
-        std::cout << complaint(line, hashes).dump(-1, ' ', true) << '\n';
+        const bool hashes = !line.ends_with(no_hashes);
+        if (!hashes) line.resize(line.size() - no_hashes.size());
+        std::cout << error_of(line, hashes).dump(-1, ' ', true) << '\n';
     }
 }

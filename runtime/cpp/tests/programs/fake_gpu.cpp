@@ -42,7 +42,7 @@ struct Machine {
             std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
 
-    Json report() const {
+    Json counters() const {
         return {{"mallocs", cuda.mallocs},     {"captures", cuda.captures},
                 {"contexts", counts.contexts}, {"launches", cuda.launches},
                 {"works", cuda.works},         {"shapes_set", counts.shapes_set},
@@ -50,24 +50,25 @@ struct Machine {
     }
 };
 
+// Plays the scene, and returns how its results differ from the expected ones.
 std::string differences_of(const Json& scene, Session& session) {
     std::ostringstream differences;
     compare(scene, play(scene, session), differences);
     return differences.str();
 }
 
-Json play_often(const std::string& bundle, const Json& scene) {
+Json play_five_times(const std::string& bundle, const Json& scene) {
     Machine machine;
     machine.cuda.devices = 2;
     machine.cuda.ordinal = scene.value("ordinal", 0);
-    Json report{{"name", scene["name"]}, {"done", Json::array()}};
+    Json report{{"name", scene["name"]}, {"counters", Json::array()}};
     {
         Session session = machine.open(bundle, scene);
         report["device"] = session.device();
         report["differences"] = differences_of(scene, session);
-        for (int again = 0; again < 4; ++again) {
+        for (int repeat = 0; repeat < 4; ++repeat) {
             play(scene, session);
-            report["done"].push_back(machine.report());
+            report["counters"].push_back(machine.counters());
         }
     }
     report["all_freed"] = machine.cuda.all_freed() && machine.cuda.current == 0;
@@ -82,9 +83,9 @@ Json play_warm(const std::string& bundle, const Json& scene) {
     {
         Session session = machine.open(bundle, scene);
         session.warm_up();
-        report["before"] = machine.report();
+        report["before"] = machine.counters();
         report["differences"] = differences_of(scene, session);
-        report["after"] = machine.report();
+        report["after"] = machine.counters();
         report["uncaptured"] = session.uncaptured();
     }
     report["all_freed"] = machine.cuda.all_freed() && machine.cuda.current == 0;
@@ -102,7 +103,7 @@ Json without_captures(const std::string& bundle, const Json& scene, const std::s
         report["uncaptured"] = session.uncaptured();
     }
     report["logged"] = messages.take();
-    report["done"] = machine.report();
+    report["counters"] = machine.counters();
     report["all_freed"] = machine.cuda.all_freed();
     return report;
 }
@@ -120,8 +121,9 @@ std::string refusal_of(const std::string& bundle, const Json& scene, const std::
 }
 
 // Plays the scene with the first operation failing, then with the second, and so on until none
-// fails. fail(machine, n) makes the nth next operation fail. left(machine): how many operations are
-// left until then; 0 or less if it has failed.
+// fails. opening: whether the operations that open the session may fail, too. fail(machine, n)
+// makes the nth operation from now on fail. left(machine): how many operations are left until that
+// one; 0 or less if it has failed.
 template <class Fail, class Left>
 Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail,
                const Left& left) {
@@ -131,29 +133,27 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
                 {"differences", ""},
                 {"all_freed", true}};
     Messages messages;
-    for (int number = 1, failed = 1; failed > 0; ++number) {
+    bool failed = true;
+    for (int number = 1; failed; ++number) {
         Machine machine;
         {
             std::optional<Session> session;
-            const auto attempt = [&] {
-                try {
-                    if (!session) session.emplace(machine.open(bundle, scene));
-                    play(scene, *session);
-                } catch (const Error& error) {
-                    report["errors"].push_back(error.what());
-                }
-            };
             if (!opening) session.emplace(machine.open(bundle, scene));
             fail(machine, number);
-            attempt();
-            failed = left(machine) <= 0 ? 1 : 0;
+            try {
+                if (!session) session.emplace(machine.open(bundle, scene));
+                play(scene, *session);
+            } catch (const Error& error) {
+                report["errors"].push_back(error.what());
+            }
+            failed = left(machine) <= 0;
             fail(machine, 0);
             if (!session) session.emplace(machine.open(bundle, scene));
             report["differences"] =
                 report["differences"].get<std::string>() + differences_of(scene, *session);
         }
         for (const std::string& message : messages.take()) report["logged"].push_back(message);
-        report["failures"] = report["failures"].get<int>() + failed;
+        report["failures"] = report["failures"].get<int>() + (failed ? 1 : 0);
         report["all_freed"] = report["all_freed"].get<bool>() && machine.cuda.all_freed();
     }
     return report;
@@ -166,7 +166,7 @@ Json fail_with(const std::string& bundle, const Json& scene, int code) {
     {
         Session session = machine.open(bundle, scene);
         play(scene, session);
-        const auto attempt = [&](const auto& work) {
+        const auto record_error = [&](const auto& work) {
             try {
                 work();
                 errors.push_back("");
@@ -182,10 +182,10 @@ Json fail_with(const std::string& bundle, const Json& scene, int code) {
         Generation first = session.submit(request), second = session.submit(request);
         first.next();
         machine.cuda.sticky = code;
-        attempt([&] { first.run(); });
-        attempt([&] { second.run(); });
+        record_error([&] { first.run(); });
+        record_error([&] { second.run(); });
         machine.cuda.sticky = 0;
-        attempt([&] { session.submit(request).run(); });
+        record_error([&] { session.submit(request).run(); });
     }
     return {{"errors", errors}};
 }
@@ -209,45 +209,42 @@ Json open_on(const std::string& bundle, int major, int minor, int devices, int o
             {"all_freed", machine.cuda.all_freed()}};
 }
 
-Json report_of(const std::vector<std::string>& words) {
-    const std::vector<Json> scenes = read_scenes(words.at(1));
-    const std::string what = words.size() > 2 ? words[2] : "";
+Json report_of(const std::vector<std::string>& arguments) {
+    const std::string& bundle = arguments.at(0);
+    const std::vector<Json> scenes = read_scenes(arguments.at(1));
+    const std::string mode = arguments.size() > 2 ? arguments[2] : "";
     const auto number = [&](std::size_t i, int otherwise) {
-        return i < words.size() ? std::stoi(words[i]) : otherwise;
+        return i < arguments.size() ? std::stoi(arguments[i]) : otherwise;
     };
-    if (what == "open")
-        return open_on(words[0], number(3, 9), number(4, 0), number(5, 1), number(6, 0),
+    if (mode == "open")  // the default is one GPU of compute capability 9.0 with CUDA 13.4
+        return open_on(bundle, number(3, 9), number(4, 0), number(5, 1), number(6, 0),
                        number(7, 13040));
-    if (what == "sticky") return fail_with(words[0], scenes.at(0), number(3, 700));
-    if (what == "refused") return {{"error", refusal_of(words[0], scenes.at(0), words.at(3))}};
-    if (what == "captures" || what == "warm") {
-        Json each = Json::array();
-        for (const Json& scene : scenes) {
-            each.push_back(what == "warm" ? play_warm(words[0], scene)
-                                          : without_captures(words[0], scene, words.at(3)));
-        }
-        return each;
-    }
-    if (what == "runs") {
+    if (mode == "sticky") return fail_with(bundle, scenes.at(0), number(3, 700));
+    if (mode == "refused") return {{"error", refusal_of(bundle, scenes.at(0), arguments.at(3))}};
+    if (mode == "runs") {
         return fail_each(
-            words[0], scenes.at(0), false,
+            bundle, scenes.at(0), false,
             [](Machine& machine, int n) { machine.counts.fail_run = n; },
             [](const Machine& machine) { return machine.counts.fail_run; });
     }
-    if (what == "allocations") {
+    if (mode == "allocations") {
         return fail_each(
-            words[0], scenes.at(0), true,
+            bundle, scenes.at(0), true,
             [](Machine& machine, int n) { machine.cuda.fail_malloc = n; },
             [](const Machine& machine) { return machine.cuda.fail_malloc; });
     }
     Json report = Json::array();
-    for (const Json& scene : scenes) report.push_back(play_often(words[0], scene));
+    for (const Json& scene : scenes) {
+        report.push_back(mode == "warm"       ? play_warm(bundle, scene)
+                         : mode == "captures" ? without_captures(bundle, scene, arguments.at(3))
+                                              : play_five_times(bundle, scene));
+    }
     return report;
 }
 
 }  // namespace
 
-int main(int count, char** words) {
-    std::cout << report_of({words + 1, words + count}).dump(1) << std::endl;
+int main(int count, char** arguments) {
+    std::cout << report_of({arguments + 1, arguments + count}).dump(1) << std::endl;
     return 0;
 }

@@ -2,7 +2,7 @@
 // its CUDA provider and of CUDA, and writes a report as JSON.
 //
 //     fake_ort BUNDLE SCENES   every scene twice, each time in a new thread, on a session that
-//                              captures; a session that does not computes missing results first
+//                              captures; without "results", those of a session that does not
 //     ... refused NAME         the same, while captures of files with NAME in their names fail
 //     ... lost CODE            the first scene, on a device that the first run loses with CODE
 #include <iostream>
@@ -57,14 +57,14 @@ Json play_twice(const std::string& bundle, Json scene, const std::string& refuse
         Session session = machine.open(bundle, scene);
         scene["results"] = play(scene, session);
     }
-    Messages warnings;
+    Messages messages;
     Machine machine;
     machine.ort.refused = refused;
     Json report{{"name", scene["name"]}, {"captured", Json::array()}, {"runs", Json::array()}};
     std::ostringstream differences;
     {
         Session session = machine.open(bundle, scene);
-        for (int again = 0; again < 2; ++again) {
+        for (int repeat = 0; repeat < 2; ++repeat) {
             std::thread([&] { compare(scene, play(scene, session), differences); }).join();
             report["captured"].push_back(machine.ort.captured.size());
             report["runs"].push_back(std::exchange(machine.ort.runs, 0));
@@ -76,7 +76,7 @@ Json play_twice(const std::string& bundle, Json scene, const std::string& refuse
     report["threads"] = machine.ort.threads();
     report["replays"] = machine.ort.replays;
     report["eager"] = machine.ort.eager;
-    report["logged"] = warnings.take();
+    report["logged"] = messages.take();
     report["all_freed"] = machine.all_freed();
     return report;
 }
@@ -87,7 +87,7 @@ Json lose(const std::string& bundle, const Json& scene, int code) {
     {
         Session session = machine.open(bundle, scene);
         machine.ort.lost = code;
-        for (int again = 0; again < 2; ++again) {
+        for (int repeat = 0; repeat < 2; ++repeat) {
             try {
                 play(scene, session);
             } catch (const Error& error) {
@@ -99,19 +99,20 @@ Json lose(const std::string& bundle, const Json& scene, int code) {
     return {{"errors", errors}, {"all_freed", machine.all_freed()}};
 }
 
-Json report_of(const std::vector<std::string>& words) {
-    const std::vector<Json> scenes = read_scenes(words.at(1));
-    const std::string what = words.size() > 3 ? words[2] : "";
-    if (what == "lost") return lose(words[0], scenes.at(0), std::stoi(words[3]));
+Json report_of(const std::vector<std::string>& arguments) {
+    const std::string& bundle = arguments.at(0);
+    const std::vector<Json> scenes = read_scenes(arguments.at(1));
+    const std::string mode = arguments.size() > 3 ? arguments[2] : "";
+    if (mode == "lost") return lose(bundle, scenes.at(0), std::stoi(arguments[3]));
     Json report = Json::array();
     for (const Json& scene : scenes)
-        report.push_back(play_twice(words[0], scene, what == "refused" ? words[3] : ""));
+        report.push_back(play_twice(bundle, scene, mode == "refused" ? arguments[3] : ""));
     return report;
 }
 
 }  // namespace
 
-int main(int count, char** words) {
-    std::cout << report_of({words + 1, words + count}).dump(1) << std::endl;
+int main(int count, char** arguments) {
+    std::cout << report_of({arguments + 1, arguments + count}).dump(1) << std::endl;
     return 0;
 }

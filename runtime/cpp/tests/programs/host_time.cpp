@@ -1,10 +1,10 @@
-// Prints the time of a pass outside the engine, in microseconds: the median over rounds of a
-// generation's time divided by its passes.
+// For tests/cpp and by hand: prints the time of a pass outside the engine, in microseconds: the
+// median over ROUNDS of the time of a batch of requests divided by its passes.
 //
 //     host_time [TOKENS [ROUNDS]]
 //
-// The backend has no model (reciting.h), so the time is spent in choosing plans, staging windows,
-// n-gram drafts, statistics and events. There is no text.
+// The backend has no model (reciting.h), so the time is spent on choosing plans, staging windows,
+// n-gram drafts, statistics and events. No tokens are turned into text.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +22,7 @@ struct Kind {
     double temperature;
 };
 
+// Microseconds per pass of `batch` requests of a kind. passes: a counter of the backend's passes.
 double microseconds(Core& core, std::int64_t& passes, const Kind& kind, int batch,
                     std::int64_t tokens) {
     Request sent = request(1, tokens, kind.plan);
@@ -56,12 +57,12 @@ int main(int argc, char** argv) {
         backend->before_pass = [&] { ++passes; };
         core->warm_up({});
         for (const Kind& kind : kinds) {
-            std::vector<double> measured;
+            std::vector<double> times;
             for (int round = 0; round < rounds; ++round)
-                measured.push_back(microseconds(*core, passes, kind, batch, tokens));
-            std::nth_element(measured.begin(), measured.begin() + rounds / 2, measured.end());
+                times.push_back(microseconds(*core, passes, kind, batch, tokens));
+            std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
             std::printf("batch %d  %-17s %6.1f us\n", batch, kind.name,
-                        measured[static_cast<std::size_t>(rounds / 2)]);
+                        times[static_cast<std::size_t>(rounds / 2)]);
         }
         core->close();
     }

@@ -1,5 +1,5 @@
-// For tests/cpp and tests/cpus: kernels BUNDLE... writes a line for each bundle, about the CPU
-// kernels that compute the bundle's products here.
+// For tests/cpp and tests/cpus: kernels BUNDLE... writes a line for each bundle, which describes
+// the kernels that compute the bundle's matrix products on this CPU.
 
 #include "backends/ort/kernels.h"
 

@@ -1,6 +1,6 @@
-// For tests/cpp: text BUNDLE reads lines of JSON. For a text it writes the ids; for an object with
-// "ids", "stop" and perhaps "prompt" and "min_tokens", the pieces and rest of the text, and the
-// stop string.
+// For tests/cpp: text BUNDLE reads lines of JSON, and answers each with one. For a string it writes
+// the ids; for an object with "ids", "stop" and perhaps "prompt" and "min_tokens", the "pieces" and
+// "rest" of the text that a reader returned, the "stop" string, and the decoded "text".
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -10,12 +10,12 @@
 
 namespace {
 
-nlohmann::json read(const pass::Tokenizer& tokenizer, const nlohmann::json& sent) {
-    if (sent.is_string()) return tokenizer.encode(sent.get<std::string>());
-    const auto ids = sent.at("ids").get<std::vector<std::int64_t>>();
-    const auto reader = tokenizer.reader(sent.at("stop").get<std::vector<std::string>>(),
-                                         sent.value("prompt", std::vector<std::int64_t>{}),
-                                         sent.value("min_tokens", std::int64_t{0}));
+nlohmann::json answer(const pass::Tokenizer& tokenizer, const nlohmann::json& question) {
+    if (question.is_string()) return tokenizer.encode(question.get<std::string>());
+    const auto ids = question.at("ids").get<std::vector<std::int64_t>>();
+    const auto reader = tokenizer.reader(question.at("stop").get<std::vector<std::string>>(),
+                                         question.value("prompt", std::vector<std::int64_t>{}),
+                                         question.value("min_tokens", std::int64_t{0}));
     std::vector<std::string> pieces;
     std::optional<std::string> stop;
     for (std::size_t i = 0; i < ids.size() && !stop; ++i)
@@ -32,7 +32,7 @@ int main(int, char** arguments) {
     try {
         const pass::Tokenizer tokenizer(arguments[1]);
         for (std::string line; std::getline(std::cin, line);)
-            std::cout << read(tokenizer, nlohmann::json::parse(line)).dump(-1, ' ', true) << '\n';
+            std::cout << answer(tokenizer, nlohmann::json::parse(line)).dump(-1, ' ', true) << '\n';
     } catch (const pass::Error& error) {
         std::cerr << "error: " << error.what() << '\n';
         return 2;
