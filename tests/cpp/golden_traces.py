@@ -5,11 +5,11 @@ reproduce.
     build/cpp/release/replay build/smollm2-135m traces.jsonl
 
 A line is a scene: requests that share a session, the step in which each begins ("round") or is
-cancelled ("cancel_round"), and each result: token ids, the source of every token, finish reason,
-statistics, log-probabilities. The steps of the scheduler are run one by one, without the session's
-thread, so that the scene decides which requests share a pass. Only the tokens of `auto` are
-compared, because its passes depend on the machine's speed. With the rejection rule, where sampled
-tokens depend on the plan, `auto` has greedy requests only.
+cancelled ("cancel_round"), and the result of each: token ids, the source of every token, finish
+reason, statistics, log-probabilities. The steps of the scheduler are run one by one, without the
+session's thread, so that the scene decides which requests share a pass. Of requests with `auto`
+only the tokens are compared, because the plans that it chooses depend on the machine's speed. Under
+the rejection rule sampled tokens depend on the plan, so there requests with `auto` are greedy.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from pass_runtime.generation import TokenStream
 from pass_runtime.tuning.tuner import Tuners
 
 SAMPLING = tuple(field.name for field in SAMPLING_FIELDS)
-"""The keys of a request that are sampling parameters; the others but SCHEDULE are
-`GenerateOptions`."""
-SCHEDULE = ("prompt_ids", "round", "cancel_round", "continues")
-SECONDS = (
+"""The keys of a request that are `SamplingParams`."""
+NO_OPTIONS = ("prompt_ids", "round", "cancel_round", "continues")
+"""The keys that are not options. "continues": the number of the request whose text precedes the
+prompt. The other keys are `GenerateOptions`."""
+TIMES = (
     "queue_seconds",
     "prefill_seconds",
     "decode_seconds",
     "engine_seconds",
     "decode_tokens_per_second",
 )
+"""Statistics that depend on the clock."""
 SAMPLERS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.8, "seed": 7},
@@ -71,7 +73,8 @@ TREES: Sequence[Mapping[str, Any]] = (
 """For bundles that have trees of drafts, if these may run."""
 
 MOVING = (("ar", 3), ("two-pass", 16), ("fused", 16))
-"""Plans and tokens. The first request ends first, so the second decides the plan then."""
+"""The plan and the number of tokens of three requests in one batch. When the first one has ended,
+the third moves to its slot, and the second decides the plan, as the oldest."""
 
 PROCESSED: Sequence[Mapping[str, Any]] = (
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
@@ -96,7 +99,7 @@ class Prompts:
         state, ids = seed, list[int]()
         while len(ids) < length:
             state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-            if len(ids) > 8 and state >> 60 < 3:
+            if len(ids) > 8 and state >> 60 < 3:  # three times in sixteen
                 ids += ids[-8:-3]
             else:
                 ids.append(self._usable[(state >> 33) % len(self._usable)])
@@ -104,14 +107,14 @@ class Prompts:
 
 
 def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
-    """Yield scenes: every plan with every sampler, limits of windows and capacity, stops, changing
-    batches, `auto`."""
+    """Yield scenes: every plan with every sampler, prompts and texts at the limits of windows and
+    capacity, stops, changing batches, `auto`. tokens: how many most requests write."""
     model = manifest.model
     prompts = Prompts(model.vocab_size, (*model.eos_token_ids, model.bos_token_id or 0))
 
-    def request(length: int, number: int = 1, /, **more: Any) -> Request:
+    def request(length: int, seed: int = 1, /, **more: Any) -> Request:
         return {
-            "prompt_ids": prompts.of(length, number),
+            "prompt_ids": prompts.of(length, seed),
             "max_new_tokens": tokens,
             "ignore_eos": True,
             **more,
@@ -163,10 +166,10 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         mixed[3]["max_new_tokens"] = 3
         mixed[5]["logprobs"] = 2
         yield {"name": name, "slots": 4, "requests": mixed}
-    third = [
+    moving = [
         request(5 + i, i, plan=plan, max_new_tokens=count) for i, (plan, count) in enumerate(MOVING)
     ]
-    yield {"name": "the third moves to the first one's slot", "slots": 4, "requests": third}
+    yield {"name": "the third moves to the first one's slot", "slots": 4, "requests": moving}
     different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
     limited = [
@@ -244,16 +247,13 @@ def options_of(request: Request) -> GenerateOptions:
         sampling["logit_bias"] = {
             int(token): bias for token, bias in sampling["logit_bias"].items()
         }
-    others = {key: value for key, value in request.items() if key not in (*SAMPLING, *SCHEDULE)}
+    others = {key: value for key, value in request.items() if key not in (*SAMPLING, *NO_OPTIONS)}
     return GenerateOptions(sampling=SamplingParams(**sampling), **others)
 
 
 def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
     """Run the steps of a new scheduler over the session's backend, and return the result of every
-    request.
-
-    A prompt that continues the text of another request is completed in the scene.
-    """
+    request. In the scene, prompts that continue another request get its text."""
     requests: list[Request] = scene["requests"]
     for request in requests:
         if "continues" in request:
@@ -267,49 +267,51 @@ def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
     scheduler = Scheduler(runner, tuners, len(requests), scene.get("speculative_max_concurrency"))
     streams: dict[int, TokenStream] = {}
     sequences: dict[int, SequenceState] = {}
-    number = 0
+    step = 0
     while len(streams) < len(requests) or not scheduler.idle:
         for i, request in enumerate(requests):
-            if request.get("round", 0) == number:
+            if request.get("round", 0) == step:
                 sequences[i] = SequenceState(
                     session.request(request["prompt_ids"], options_of(request))
                 )
                 scheduler.reserve(1)
                 scheduler.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
-            if request.get("cancel_round") == number:
+            if request.get("cancel_round") == step:
                 sequences[i].cancelled = True
         scheduler.step()
-        number += 1
+        step += 1
     return [result_of(streams[i].result()) for i in range(len(requests))]
 
 
 def result_of(stream: TokenStream) -> dict[str, Any]:
     """Return the result of a generation without times."""
-    found = stream.as_dict() | {"sources": [token.source for token in stream.tokens]}
+    result = stream.as_dict() | {"sources": [token.source for token in stream.tokens]}
     for key in ("prompt_ids", "text", "seed"):
-        del found[key]
-    for key in SECONDS:
-        del found["stats"][key]
-    return found
+        del result[key]
+    for key in TIMES:
+        del result["stats"][key]
+    return result
 
 
 def record(
     bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()
 ) -> list[Scene]:
     """Return the scenes with these names, or all of them, with their results."""
-    every = list(scenes(read_manifest(bundle), tokens))
-    known = [scene["name"] for scene in every]
-    if unknown := {*names}.difference(known):
-        raise PassError(f"no scene is called {min(unknown)!r}: choose one of {', '.join(known)}")
-    played = [scene for scene in every if not names or scene["name"] in names]
-    for scene in played:
+    all_scenes = list(scenes(read_manifest(bundle), tokens))
+    all_names = [scene["name"] for scene in all_scenes]
+    if unknown := {*names}.difference(all_names):
+        raise PassError(
+            f"no scene is called {min(unknown)!r}: choose one of {', '.join(all_names)}"
+        )
+    chosen = [scene for scene in all_scenes if not names or scene["name"] in names]
+    for scene in chosen:
         slots, capacity = scene["slots"], scene.get("capacity")
         with load(
             bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity
         ) as session:
             scene["results"] = play(session, scene)
-    return played
+    return chosen
 
 
 @click.command()

@@ -1,5 +1,5 @@
-"""The C API through ctypes: text, stop strings and log-probabilities are those of the Python
-runtime; and ONNX Runtime's messages."""
+"""The C API through ctypes: tokens, text, stop strings and log-probabilities are those of the
+Python runtime, and ONNX Runtime's messages reach a program's callback."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ class Stats(ctypes.Structure):
     )
 
 
-def opened() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
+ERROR_SIZE = c_size_t(500)
+
+
+def loaded() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
     """Return the library, default options for the CPU, and a buffer for errors."""
     library = ctypes.CDLL(str(program_at("libpass.so")))
     for name in ("pass_open", "pass_submit", "pass_text"):
@@ -109,43 +112,49 @@ def opened() -> tuple[ctypes.CDLL, LoadOptions, ctypes.Array]:
     library.pass_init_load_options(byref(opening), c_size_t(ctypes.sizeof(opening)))
     assert opening.size == ctypes.sizeof(opening)
     opening.device = b"cpu"
-    return library, opening, ctypes.create_string_buffer(500)
+    return library, opening, ctypes.create_string_buffer(ERROR_SIZE.value)
+
+
+def open_session(
+    library: ctypes.CDLL, bundle: Path, opening: LoadOptions, error: ctypes.Array
+) -> c_void_p:
+    session = library.pass_open(str(bundle).encode(), byref(opening), error, ERROR_SIZE)
+    assert session is not None, error.value
+    return c_void_p(session)
 
 
 def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Path):
-    library, opening, error = opened()
+    library, opening, error = loaded()
     messages = []
     callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)(
         lambda _, level, text: messages.append((level, text))
     )
     library.pass_set_log(callback, None, 1)
-    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
-    assert session is not None, error.value
-    prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), []
+    session = open_session(library, random_bundle, opening, error)
+    prompt, polled, written = (c_int64 * 3)(5, 6, 7), (c_int64 * 4)(), []
     generation = c_void_p(
-        library.pass_submit(c_void_p(session), prompt, c_size_t(3), None, error, c_size_t(500))
+        library.pass_submit(session, prompt, c_size_t(3), None, error, ERROR_SIZE)
     )
     assert generation.value is not None, error.value
-    poll = lambda: library.pass_poll(generation, tokens, c_size_t(4), error, c_size_t(500))  # noqa: E731
+    poll = lambda: library.pass_poll(generation, polled, c_size_t(4), error, ERROR_SIZE)  # noqa: E731
     assert poll() == 0 and library.pass_finish_reason(generation) is None
     while library.pass_finish_reason(generation) is None:
-        assert library.pass_step(c_void_p(session), error, c_size_t(500)) >= 0, error.value
+        assert library.pass_step(session, error, ERROR_SIZE) >= 0, error.value
         while (count := poll()) > 0:
-            found += tokens[:count]
+            written += polled[:count]
         assert count == 0, error.value
     with load(random_bundle, device="cpu") as python:
-        assert found == python.generate_ids([5, 6, 7], GenerateOptions()).result().token_ids
+        assert written == python.generate_ids([5, 6, 7], GenerateOptions()).result().token_ids
     library.pass_free(generation)
-    library.pass_close(c_void_p(session))
+    library.pass_close(session)
     library.pass_set_log(None, None, 0)
     assert messages and all(
         level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages
     )
 
     opening.device = b"cpu:1"
-    assert (
-        library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500)) is None
-    )
+    path = str(random_bundle).encode()
+    assert library.pass_open(path, byref(opening), error, ERROR_SIZE) is None
     assert error.value == (
         b"device 'cpu:1': cpu takes no number; only cuda, tensorrt, tensorrt-rtx, "
         b"tensorrt-rtx-ep do, as in cuda:1"
@@ -156,131 +165,125 @@ def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Pat
 def test_a_session_reuses_prompts_and_drafts_as_its_options_say(
     random_bundle: Path, prefix_cache: int, max_concurrency: int
 ):
-    library, opening, error = opened()
+    library, opening, error = loaded()
     assert (opening.prefix_cache, opening.speculative_max_concurrency) == (1, -1)
     opening.prefix_cache, opening.speculative_max_concurrency = prefix_cache, max_concurrency
-    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
-    assert session is not None, error.value
+    session = open_session(library, random_bundle, opening, error)
     options, prompt, tokens = Options(), (c_int64 * 40)(*range(40)), (c_int64 * 40)()
     library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
     options.max_new_tokens, options.ignore_eos, options.plan = 20, 1, b"fused"
-    counts = []
+    all_stats = []
     for salt in (None, None, b"another", b"another"):
         options.cache_salt = salt
-        arguments = (c_void_p(session), prompt, c_size_t(40), byref(options), error, c_size_t(500))
+        arguments = (session, prompt, c_size_t(40), byref(options), error, ERROR_SIZE)
         generation, stats = c_void_p(library.pass_submit(*arguments)), Stats()
         assert generation.value is not None, error.value
-        while library.pass_next(generation, tokens, c_size_t(40), error, c_size_t(500)) > 0:
+        while library.pass_next(generation, tokens, c_size_t(40), error, ERROR_SIZE) > 0:
             pass
         library.pass_read_stats(generation, byref(stats), c_size_t(ctypes.sizeof(stats)))
         library.pass_free(generation)
-        counts.append(stats)
-    library.pass_close(c_void_p(session))
-    assert [stats.cached_tokens for stats in counts] == [0, 32 * prefix_cache] * 2
-    assert [stats.drafted > 0 for stats in counts] == [max_concurrency != 0] * 4
+        all_stats.append(stats)
+    library.pass_close(session)
+    assert [stats.cached_tokens for stats in all_stats] == [0, 32 * prefix_cache] * 2
+    assert [stats.drafted > 0 for stats in all_stats] == [max_concurrency != 0] * 4
 
 
-def test_penalties_constraints_and_allowed_tokens(random_bundle: Path):
-    """Options that are pointers mean what they mean in Python."""
-    library, opening, error = opened()
-    session = library.pass_open(str(random_bundle).encode(), byref(opening), error, c_size_t(500))
-    assert session is not None, error.value
+def test_penalties_constraints_and_allowed_tokens_are_those_of_python(random_bundle: Path):
+    library, opening, error = loaded()
+    session = open_session(library, random_bundle, opening, error)
 
     def written(options: Options) -> list[int]:
-        prompt, tokens, found = (c_int64 * 3)(5, 6, 7), (c_int64 * 40)(), []
-        arguments = (c_void_p(session), prompt, c_size_t(3), byref(options), error, c_size_t(500))
+        """Return the tokens that a request writes, or [-1] if it fails."""
+        prompt, read, tokens = (c_int64 * 3)(5, 6, 7), (c_int64 * 40)(), []
+        arguments = (session, prompt, c_size_t(3), byref(options), error, ERROR_SIZE)
         generation = c_void_p(library.pass_submit(*arguments))
         assert generation.value is not None, error.value
-        while (
-            count := library.pass_next(generation, tokens, c_size_t(40), error, c_size_t(500))
-        ) > 0:
-            found += tokens[:count]
+        while (count := library.pass_next(generation, read, c_size_t(40), error, ERROR_SIZE)) > 0:
+            tokens += read[:count]
         library.pass_free(generation)
-        return found if count == 0 else [-1]
+        return tokens if count == 0 else [-1]
 
-    def fresh(plan: bytes) -> Options:
+    def options_with(plan: bytes) -> Options:
         options = Options()
         library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
         options.max_new_tokens, options.ignore_eos, options.plan = 20, 1, plan
         return options
 
-    listed = [*range(20, 60)]
+    allowed_ids = [*range(20, 60)]
     with load(random_bundle, device="cpu") as python:
         sampling = SamplingParams(presence_penalty=1.5, logit_bias={30: 2.0, 31: -9.0})
-        asked = GenerateOptions(20, sampling, plan="ar", ignore_eos=True, allowed_token_ids=listed)
-        expected = python.generate_ids([5, 6, 7], asked).result().token_ids
-    texts: list[list[int]] = []
+        python_options = GenerateOptions(
+            20, sampling, plan="ar", ignore_eos=True, allowed_token_ids=allowed_ids
+        )
+        expected = python.generate_ids([5, 6, 7], python_options).result().token_ids
+    text_lengths: list[int] = []
 
-    def parity(_user, text, count, allowed, words) -> int:
-        """Allow even tokens at even positions of the text, and odd ones at odd positions."""
-        texts.append(text[:count])
+    def allow_same_parity(_user, _text, count, allowed, words) -> int:
+        """Allow even tokens at even positions of the text, and odd tokens at odd positions. Report
+        an error at position 15 if `fails`."""
+        text_lengths.append(count)
         for word in range(words):
             allowed[word] &= 0x55555555 << count % 2
-        return int(count == 15 and ended)
+        return int(count == 15 and fails)
 
-    function, ended = ALLOWED(parity), False
+    function, fails = ALLOWED(allow_same_parity), False
     for plan in (b"ar", b"two-pass", b"fused"):
-        options = fresh(plan)
+        options = options_with(plan)
         options.presence_penalty = 1.5
         options.bias_token_ids = (c_int64 * 2)(30, 31)
         options.biases = (c_double * 2)(2, -9)
         options.bias_count = 2
-        options.allowed_token_ids = (c_int64 * len(listed))(*listed)
-        options.allowed_token_count = len(listed)
+        options.allowed_token_ids = (c_int64 * len(allowed_ids))(*allowed_ids)
+        options.allowed_token_count = len(allowed_ids)
         assert written(options) == expected
         word = (c_int64 * 2)(*expected[:2])
         options.bad_words = (POINTER(c_int64) * 1)(ctypes.cast(word, POINTER(c_int64)))
         options.bad_word_lengths, options.bad_word_count = (c_size_t * 1)(2), 1
-        other = written(options)
-        assert other[0] == expected[0] and other[1] != expected[1]
-        options = fresh(plan)
+        without_bad_word = written(options)
+        assert without_bad_word[0] == expected[0] and without_bad_word[1] != expected[1]
+        options = options_with(plan)
         options.allowed_tokens = function
         assert [token % 2 for token in written(options)] == [position % 2 for position in range(20)]
-    ended = True
+    fails = True
     assert written(options) == [-1] and error.value == b"allowed_tokens reported an error"
-    assert any(len(text) == 15 for text in texts)
-    library.pass_close(c_void_p(session))
+    assert 15 in text_lengths
+    library.pass_close(session)
 
 
-def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):
-    library, opening, error = opened()
+def test_text_stop_strings_and_log_probabilities_are_those_of_python(tiny_bundle: Path):
+    library, opening, error = loaded()
     options = Options()
     library.pass_init_generate_options(byref(options), c_size_t(ctypes.sizeof(options)))
     assert options.size == ctypes.sizeof(options)
     opening.text = 1
-    session = library.pass_open(str(tiny_bundle).encode(), byref(opening), error, c_size_t(500))
+    session = library.pass_open(str(tiny_bundle).encode(), byref(opening), error, ERROR_SIZE)
     if session is None and b"onnxruntime-genai" in error.value:
         pytest.skip("onnxruntime-genai is not installed (extra peers)")
     assert session is not None, error.value
     ids = (c_int64 * 64)()
     prompt = "the cat sat on the mat"
     length = library.pass_encode(
-        c_void_p(session), prompt.encode(), ids, c_size_t(64), error, c_size_t(500)
+        c_void_p(session), prompt.encode(), ids, c_size_t(64), error, ERROR_SIZE
     )
     assert length > 0, error.value
 
     with load(tiny_bundle, device="cpu") as python:
-        whole = (
-            python.generate(prompt, GenerateOptions(max_new_tokens=24, ignore_eos=True))
-            .result()
-            .text
-        )
-        stop = whole[len(whole) // 2 :][:2]
-        expected = python.generate(
-            prompt, GenerateOptions(max_new_tokens=24, ignore_eos=True, stop=(stop,), logprobs=3)
-        ).result()
+        text = python.generate(prompt, GenerateOptions(24, ignore_eos=True)).result().text
+        stop = text[len(text) // 2 :][:2]  # ends the text in its middle
+        with_stop = GenerateOptions(24, ignore_eos=True, stop=(stop,), logprobs=3)
+        expected = python.generate(prompt, with_stop).result()
 
     options.max_new_tokens, options.ignore_eos, options.logprobs = 24, 1, 3
     options.stop, options.stop_count = (c_char_p * 1)(stop.encode()), 1
     generation = library.pass_submit(
-        c_void_p(session), ids, c_size_t(length), byref(options), error, c_size_t(500)
+        c_void_p(session), ids, c_size_t(length), byref(options), error, ERROR_SIZE
     )
     assert generation is not None, error.value
-    tokens, found, logprobs = (c_int64 * 2)(), [], []
+    read, written, logprobs = (c_int64 * 2)(), [], []
     while (
-        count := library.pass_next(c_void_p(generation), tokens, c_size_t(2), error, c_size_t(500))
+        count := library.pass_next(c_void_p(generation), read, c_size_t(2), error, ERROR_SIZE)
     ) > 0:
-        found += tokens[:count]
+        written += read[:count]
         for index in range(count):
             own, top, tops = c_float(), (c_int64 * 3)(), (c_float * 3)()
             arguments = (c_void_p(generation), c_size_t(index), byref(own), top, tops, c_size_t(3))
@@ -291,7 +294,7 @@ def test_text_stop_strings_and_log_probabilities(tiny_bundle: Path):
     text = library.pass_text(c_void_p(generation), byref(size))
     assert ctypes.string_at(text, size.value).decode() == expected.text
     assert library.pass_finish_reason(c_void_p(generation)) == b"stop"
-    assert found == [token.id for token in expected.tokens]
+    assert written == [token.id for token in expected.tokens]
     for (own, top), token in zip(logprobs, expected.tokens, strict=True):
         assert own == pytest.approx(token.logprobs.logprob, abs=1e-5)
         assert top == pytest.approx(dict(token.logprobs.top), abs=1e-5)

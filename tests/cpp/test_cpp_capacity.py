@@ -1,5 +1,5 @@
-"""In C++ every plan and source of drafts writes the text of `ar` up to the end of a small KV
-capacity, also in batches."""
+"""In C++, every plan with every source of drafts writes the text of `ar` up to the end of a small
+KV capacity, also in batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def request(
 def replay(
     program: Path, bundle: Path, scenes: list[dict[str, Any]], file: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run the scenes in C++. Tokens and finish reasons are compared."""
+    """Run the scenes in C++, which compares tokens and finish reasons."""
     for scene in scenes:
         scene["compare"] = "tokens"
     file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
@@ -50,8 +50,8 @@ def replay(
 def test_every_plan_writes_the_text_of_ar(
     program: Path, random_bundle: Path, capacity: int, tmp_path: Path
 ):
-    """The requests of a case begin in one round, after those of the case before have ended. A short
-    request follows all cases."""
+    """The requests of a case begin in one round, after those of the previous case have ended. A
+    short request follows all cases."""
     options = GenerateOptions(UNLIMITED, SamplingParams(0.0), plan="ar", ignore_eos=True)
     with load(random_bundle, "cpu", threads=1, capacity=capacity) as session:
         texts = {
@@ -60,15 +60,15 @@ def test_every_plan_writes_the_text_of_ar(
         }
     scenes = []
     for batch in BATCHES:
-        lengths, requests, begins = [], [], 0
+        lengths, requests, first_round = [], [], 0
         for case in cases(capacity, batch):
             lengths += case.prompts
             requests += [
-                request(length, case.plan, case.draft, round=begins) for length in case.prompts
+                request(length, case.plan, case.draft, round=first_round) for length in case.prompts
             ]
-            begins += 2 * capacity  # more rounds than any case takes
+            first_round += 2 * capacity  # more rounds than any case takes
         lengths.append(1)
-        requests.append(request(1, round=begins))
+        requests.append(request(1, round=first_round))
         results = [
             {"token_ids": texts[length], "finish_reason": "length", "stop_reason": None}
             for length in lengths

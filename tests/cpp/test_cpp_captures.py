@@ -1,6 +1,6 @@
-"""The C++ runtime's `--device cuda`: CUDA graphs that ONNX Runtime captures. The first run of a
-graph executes it several times, each thread has its own graphs, and a graph that cannot be captured
-runs without."""
+"""The C++ runtime's `--device cuda` runs graphs as CUDA graphs that ONNX Runtime captures. The run
+that captures a graph executes it several times, each thread has its own captured graphs, and a
+graph that cannot be captured runs without."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import golden_traces
 import pytest
-from cpp_programs import golden_traces, program_at
+from cpp_programs import program_at
 
 from conftest import export_bundle, make_model, write_random_weights
 from pass_runtime import load
@@ -31,7 +32,8 @@ LOGGED = " runs without a CUDA graph, and so more slowly: "
 
 @pytest.fixture(scope="module", params=["match", "rejection"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Under the rejection rule, a tail overwrites the draft probabilities that it reads."""
+    """A bundle of each rule: under the rejection rule, a tail overwrites the draft probabilities
+    that it reads."""
     directory = tmp_path_factory.mktemp("captures")
     model = make_model(directory / "model", initializer_range=0.06)
     weights = write_random_weights(
@@ -53,8 +55,8 @@ def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *wo
 
 
 def scenes_of(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    every = golden_traces().scenes(read_manifest(bundle), tokens=16)
-    chosen = [scene for scene in every if scene["name"] in names]
+    all_scenes = golden_traces.scenes(read_manifest(bundle), tokens=16)
+    chosen = [scene for scene in all_scenes if scene["name"] in names]
     assert len(chosen) == len(names)
     return chosen
 
@@ -65,7 +67,7 @@ def played(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
 
 
 def test_the_run_that_captures_counts_as_one_pass(played: list[dict[str, Any]]) -> None:
-    """A tail that is executed three times would skip two windows."""
+    """That run executes a tail three times, and each time would lay out another window."""
     for scene in played:
         assert scene["differences"] == "", scene["name"]
         assert scene["eager"] == 0 and scene["uncaptured"] == {} and scene["logged"] == []
@@ -117,11 +119,10 @@ def test_prompts_are_read_in_wide_chunks(tmp_path: Path) -> None:
         "ignore_eos": True,
     }
     scene = {"name": "a long prompt", "slots": 1, "compare": "tokens", "requests": [request]}
-    golden = golden_traces()
     with load(bundle, device="cpu", threads=1) as session:
-        scene["results"] = golden.play(session, scene)
+        scene["results"] = golden_traces.play(session, scene)
     (played,) = run_program(bundle, tmp_path, [scene])
     assert played["differences"] == "" and played["all_freed"]
-    # Chunks of 2048 and 64 rows, then a trunk and a tail for each of 4 tokens. The run that
-    # captures the tail takes one run more, because its inputs are restored.
+    # Chunks of 2048 and 64 rows, then a trunk and a tail for each of 4 tokens. The first time, the
+    # tail runs once more, with the inputs restored that the run that captured it overwrote.
     assert played["runs"] == [2 + 4 * 2 + 1, 2 + 4 * 2]

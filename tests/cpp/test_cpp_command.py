@@ -1,4 +1,4 @@
-"""pass-cpp on the command line: its output, and its errors, which are those of pass-run."""
+"""pass-cpp on the command line: what it prints, and its errors, which are those of pass-run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pass_runtime.errors import PassError
 
 IDS = "5,6,7"
 PROMPT = "Über naïve\nThe quick brown fox"
-QUICK = ("--max-new-tokens", "8", "--repeat", "2", "--prompt-ids", IDS, "--prompt-ids", "9,8,7,6")
+SHORT_BENCH = ("--max-new-tokens", 8, "--repeat", 2, "--prompt-ids", IDS, "--prompt-ids", "9,8,7,6")
 
 
 @pytest.fixture(scope="session")
@@ -41,13 +41,16 @@ def run(
 
 
 def output(program: Path, *arguments: object, stdin: bytes = b"") -> str:
+    """Return what a command prints, which must succeed."""
     done = run(program, *arguments, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
 
 
 def test_bench_reports_the_time_outside_the_engine(program: Path, random_bundle: Path):
-    report = json.loads(output(program, "bench", random_bundle, *QUICK, "--batch", "1,2", "--json"))
+    report = json.loads(
+        output(program, "bench", random_bundle, *SHORT_BENCH, "--batch", "1,2", "--json")
+    )
     names = ["ar", "two-pass L=6", "fused L=6", "auto"]
     assert [plan["plan"] for plan in report["plans"]] == [
         f"{name} x{size}" for size in (1, 2) for name in names
@@ -56,23 +59,16 @@ def test_bench_reports_the_time_outside_the_engine(program: Path, random_bundle:
         0 < plan["host_milliseconds_per_pass"] < plan["milliseconds_per_pass"]
         for plan in report["plans"]
     )
-    table = output(program, "bench", random_bundle, *QUICK, "--plan", "ar")
-    host = table.splitlines()[2].split()[4]
-    assert "host" in table and 0 < float(host) < 1
+    table = output(program, "bench", random_bundle, *SHORT_BENCH, "--plan", "ar")
+    host_milliseconds = table.splitlines()[2].split()[4]
+    assert "host" in table and 0 < float(host_milliseconds) < 1
 
 
 def test_processors_are_those_of_python(program: Path, random_bundle: Path):
-    flags = [
-        "--presence-penalty",
-        "1.5",
-        "--frequency-penalty",
-        "0.5",
-        "--repetition-penalty",
-        "1.2",
-    ]
-    # The last bias of a token counts.
-    flags += ["--logit-bias", "9=100", "--logit-bias", "9=-100", "--logit-bias", "17=2.5"]
-    flags += ["--min-tokens", "6", "--allowed-token-id", "11"]
+    # Of several biases of a token, the last one counts.
+    words = "--presence-penalty 1.5 --frequency-penalty 0.5 --repetition-penalty 1.2"
+    words += " --logit-bias 9=100 --logit-bias 9=-100 --logit-bias 17=2.5 --min-tokens 6"
+    flags = [*words.split(), "--allowed-token-id", "11"]
     flags += [word for token in range(12, 90, 2) for word in ("--allowed-token-id", str(token))]
     sampling = SamplingParams(0, 0, 1, None, 0, 1.5, 0.5, 1.2, {9: -100, 17: 2.5})
     options = GenerateOptions(
@@ -80,20 +76,20 @@ def test_processors_are_those_of_python(program: Path, random_bundle: Path):
     )
     with load(random_bundle, "cpu", threads=1) as session:
         expected = session.generate_ids([5, 6, 7], options).result().token_ids
-    words = ("--json", "--max-new-tokens", "20", "--prompt-ids", IDS, *flags)
+
+    def token_ids(*more: str) -> list[int]:
+        fixed = ("--json", "--max-new-tokens", 20, "--prompt-ids", IDS, *flags)
+        return json.loads(output(program, "generate", random_bundle, *fixed, *more))["token_ids"]
+
     for plan in ("ar", "two-pass", "fused", "auto"):
-        assert (
-            json.loads(output(program, "generate", random_bundle, *words, "--plan", plan))[
-                "token_ids"
-            ]
-            == expected
-        )
-    banned = [flag for token in expected[:2] for flag in ("--bad-word-ids", str(token))]
-    without = json.loads(output(program, "generate", random_bundle, *words, *banned))["token_ids"]
-    assert not {*expected[:2]} & {*without}
+        assert token_ids("--plan", plan) == expected
+    bad_words = [flag for token in expected[:2] for flag in ("--bad-word-ids", str(token))]
+    assert not {*expected[:2]} & {*token_ids(*bad_words)}
 
 
 def answer(program: Path, bundle: Path, *arguments: object, stdin: bytes = b"") -> dict:
+    """Return the report of `generate` for a prompt that is text. Skip the test if pass-cpp cannot
+    encode text here."""
     flags = ("--json", "--max-new-tokens", 4, "--plan", "ar", "--trust-bundle")
     done = run(program, "generate", bundle, *flags, *arguments, stdin=stdin)
     if b"onnxruntime-genai" in done.stderr:
@@ -116,24 +112,26 @@ def test_files_are_hashed_once(
 ):
     """Each runtime trusts the hashes that the other one cached, and reads the other files."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
-    bundle, kept = tmp_path / "bundle", tmp_path / "cache" / "hashes.txt"
+    bundle, cache_file = tmp_path / "bundle", tmp_path / "cache" / "hashes.txt"
     shutil.copytree(random_bundle, bundle)
     flags = ("generate", bundle, "--prompt-ids", IDS, "--max-new-tokens", 2, "--plan", "ar")
     assert run(program, *flags).returncode == 0
-    assert not kept.exists()  # the files are too young
+    assert not cache_file.exists()  # hashes of files that changed a moment ago are not cached
     monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)
     load(bundle, "cpu").close()
-    lines = kept.read_text()
+    lines = cache_file.read_text()
     assert len(lines.splitlines()) == len(read_manifest(bundle).files)
 
     changed = bundle / "chat_template.jinja"
     before = integrity._identity(changed)
     changed.write_bytes(changed.read_bytes()[:-1] + b" ")
-    assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
-    kept.write_text(lines.replace(before, integrity._identity(changed)))
+    mismatch = "chat_template.jinja does not match its SHA-256"
+    assert mismatch in refusal(program, *flags)
+    # If the cache says that the file has the right hash, it is not read.
+    cache_file.write_text(lines.replace(before, integrity._identity(changed)))
     assert run(program, *flags).returncode == 0
-    kept.write_bytes(b"\xff no such line\n\n")
-    assert "chat_template.jinja does not match its SHA-256" in refusal(program, *flags)
+    cache_file.write_bytes(b"\xff no such line\n\n")
+    assert mismatch in refusal(program, *flags)
 
 
 @pytest.mark.slow
@@ -141,14 +139,9 @@ def test_hashes_are_cached_for_python(
     program: Path, random_bundle: Path, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
-    time.sleep(2.1)  # the files have settled
-    assert (
-        run(
-            program, "generate", random_bundle, "--prompt-ids", IDS, "--max-new-tokens", 2
-        ).returncode
-        == 0
-    )
-    monkeypatch.setattr(integrity, "file_info", None)  # reading any would fail
+    time.sleep(2.1)  # hashes of files that changed in the last 2 s are not cached
+    output(program, "generate", random_bundle, "--prompt-ids", IDS, "--max-new-tokens", 2)
+    monkeypatch.setattr(integrity, "file_info", None)  # reading any file would fail
     load(random_bundle, "cpu").close()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["hashes.txt"]
 
@@ -166,7 +159,7 @@ def test_trees_that_could_change_texts_are_refused(program: Path, rounding_bundl
     assert run(program, "generate", rounding_bundle, *flags, "--plan", "fused").returncode == 0
 
 
-def complaint(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
+def python_error(prompt: str | None, file: Path | None, *, keep_newline: bool = False) -> str:
     """Return the Python runtime's error for a prompt."""
     with pytest.raises(PassError) as caught:
         read_prompt(prompt, file, keep_newline=keep_newline)
@@ -175,36 +168,35 @@ def complaint(prompt: str | None, file: Path | None, *, keep_newline: bool = Fal
 
 @pytest.mark.slow
 def test_a_prompt_is_the_same_from_every_source(program: Path, tiny_bundle: Path, tmp_path: Path):
-    given = answer(program, tiny_bundle, "-p", PROMPT)
-    assert len(given["prompt_ids"]) > 4 and given["text"]
+    def prompt_ids(*flags: object, stdin: bytes = b"") -> list[int]:
+        return answer(program, tiny_bundle, *flags, stdin=stdin)["prompt_ids"]
+
+    given, encoded = answer(program, tiny_bundle, "-p", PROMPT), PROMPT.encode()
+    ids = given["prompt_ids"]
+    assert len(ids) > 4 and given["text"]
     file = tmp_path / "prompt.txt"
-    for before, behind in ((b"", b""), (b"", b"\n"), (b"", b"\r\n"), (b"\xef\xbb\xbf", b"")):
-        content = before + PROMPT.encode() + behind
+    for content in (encoded, encoded + b"\n", encoded + b"\r\n", b"\xef\xbb\xbf" + encoded):
         file.write_bytes(content)
-        assert (
-            answer(program, tiny_bundle, "--prompt-file", file)["prompt_ids"] == given["prompt_ids"]
-        )
-        for flags in ((), ("--prompt-file", "-")):
-            assert answer(program, tiny_bundle, *flags, stdin=content)["text"] == given["text"]
-    kept = answer(program, tiny_bundle, "-p", PROMPT + "\n")["prompt_ids"]
-    assert kept != given["prompt_ids"]
-    assert (
-        answer(program, tiny_bundle, "--keep-newline", stdin=PROMPT.encode() + b"\n")["prompt_ids"]
-        == kept
-    )
-    # exactly one
-    assert answer(program, tiny_bundle, stdin=PROMPT.encode() + b"\n\n")["prompt_ids"] == kept
-    assert answer(program, tiny_bundle, stdin=b"\n")["prompt_ids"] == [0]
+        assert prompt_ids("--prompt-file", file) == ids
+        assert prompt_ids(stdin=content) == prompt_ids("--prompt-file", "-", stdin=content) == ids
+    with_newline = prompt_ids("-p", PROMPT + "\n")
+    assert with_newline != ids
+    assert prompt_ids("--keep-newline", stdin=encoded + b"\n") == with_newline
+    # Exactly one newline is left out.
+    assert prompt_ids(stdin=encoded + b"\n\n") == with_newline
+    assert prompt_ids(stdin=b"\n") == [0]
 
 
-def test_refused_prompts(program: Path, tiny_bundle: Path, tmp_path: Path):
+def test_prompts_are_refused_as_in_python(program: Path, tiny_bundle: Path, tmp_path: Path):
     latin1 = tmp_path / "latin1.txt"
     latin1.write_bytes("Straße".encode("latin-1"))
     bundle = ("generate", tiny_bundle)
     for file in (latin1, tmp_path / "missing.txt", tmp_path):
-        assert refusal(program, *bundle, "--prompt-file", file) == complaint(None, file)
-    assert refusal(program, *bundle, "--prompt-file", "x", "-p", "a") == complaint("a", Path("x"))
-    assert refusal(program, *bundle, "--keep-newline", "-p", "a") == complaint(
+        assert refusal(program, *bundle, "--prompt-file", file) == python_error(None, file)
+    assert refusal(program, *bundle, "--prompt-file", "x", "-p", "a") == python_error(
+        "a", Path("x")
+    )
+    assert refusal(program, *bundle, "--keep-newline", "-p", "a") == python_error(
         "a", None, keep_newline=True
     )
     assert (
@@ -217,15 +209,14 @@ def test_refused_prompts(program: Path, tiny_bundle: Path, tmp_path: Path):
     )
 
 
-def test_a_closed_standard_input(program: Path, tiny_bundle: Path):
+def test_a_closed_standard_input_is_refused(program: Path, tiny_bundle: Path):
     command = ["sh", "-c", 'exec "$@" <&-', "sh", str(program), "generate", str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "error: standard input is closed: give the prompt in another way\n"
     assert done.returncode == 2
 
 
-def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
-    """A single Ctrl-D ends the prompt."""
+def test_a_single_ctrl_d_ends_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
     given = answer(program, tiny_bundle, "-p", PROMPT)
     master, slave = pty.openpty()
     os.write(master, PROMPT.encode() + b"\n\x04")
@@ -242,19 +233,10 @@ def test_a_prompt_that_is_typed(program: Path, tiny_bundle: Path):
 def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     """In a terminal, drafts have the colours of pass-run; the legend counts them."""
     prompt = ("-p", "th th th th th th") if as_text else ("--prompt-ids", IDS + ",5,6,7,5,6")
-    flags = [
-        "--plan",
-        "fused",
-        "--draft",
-        "both",
-        "--max-new-tokens",
-        "60",
-        "--ignore-eos",
-        "--trust-bundle",
-    ]
-    flags += ["--temperature", "1", "--seed", "2"]
+    words = "--plan fused --draft both --max-new-tokens 60 --ignore-eos --trust-bundle"
+    flags = [*words.split(), "--temperature", "1", "--seed", "2"]
     if as_text:
-        answer(program, random_bundle, "-p", "a")  # is there a tokenizer?
+        answer(program, random_bundle, "-p", "a")  # skips the test if text cannot be encoded
     plain = output(program, "generate", random_bundle, *prompt, *flags)
     report = json.loads(output(program, "generate", random_bundle, *prompt, *flags, "--json"))
     stats = report["stats"]
@@ -262,13 +244,13 @@ def test_drafts_are_shown(program: Path, random_bundle: Path, as_text: bool):
     shown, legend = shown_in_a_terminal(
         program, "generate", random_bundle, *prompt, *flags, "--show-drafts"
     )
-    assert "".join(re.split("\x1b\\[[0-9]*m", shown)) == plain
+    assert "".join(re.split("\x1b\\[[0-9]*m", shown)) == plain  # without the colours
     counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z' -]+)", legend)}
     drafts = counts.get("look-ahead drafts", 0) + counts.get("n-gram drafts", 0)
     assert drafts + counts["the model's own"] == 60 and 0 < drafts <= stats["accepted"]
-    marks = shown.count("\x1b[32m") + shown.count("\x1b[36m")
-    # a token may have no text of its own
-    assert 0 < marks <= drafts if as_text else marks == drafts
+    coloured = shown.count("\x1b[32m") + shown.count("\x1b[36m")
+    # Tokens without text of their own are not shown.
+    assert 0 < coloured <= drafts if as_text else coloured == drafts
 
 
 def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
@@ -291,7 +273,7 @@ def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
 
 
 def test_a_trunk_that_cannot_be_loaded_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
-    """ONNX Runtime ends a session whose threads have not begun to work."""
+    """The error comes while ONNX Runtime's threads start, and the program ends all the same."""
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     trunk = bundle / "trunk.cpu.one.onnx"
     content = trunk.read_bytes()
@@ -302,30 +284,15 @@ def test_a_trunk_that_cannot_be_loaded_is_named(program: Path, tiny_bundle: Path
     assert message.startswith(f"onnxruntime cannot load {trunk}: ")
 
 
-NUMBERS = (
-    "--max-new-tokens",
-    "--threads",
-    "--capacity",
-    "--lookahead",
-    "--stop-token-id",
-    "--logprobs",
-    "--top-k",
+WHOLE_NUMBERS = (
+    "--max-new-tokens --threads --capacity --lookahead --stop-token-id --logprobs --top-k"
 )
-OTHERS = (
-    "--temperature",
-    "--seed",
-    "--stop",
-    "--plan",
-    "--draft",
-    "--device",
-    "--onnxruntime",
-    "--prompt-ids",
-)
+OTHER_FLAGS = "--temperature --seed --stop --plan --draft --device --onnxruntime --prompt-ids"
 
 
-@pytest.mark.parametrize("flag", (*NUMBERS, *OTHERS))
+@pytest.mark.parametrize("flag", f"{WHOLE_NUMBERS} {OTHER_FLAGS}".split())
 def test_empty_values_are_refused(program: Path, tiny_bundle: Path, flag: str):
-    """CLI11 alone would read them as 0."""
+    """CLI11 would read an empty number as 0."""
     assert refusal(program, "generate", tiny_bundle, flag, "").startswith(
         f"{flag}: the value is empty"
     )
@@ -335,7 +302,7 @@ def test_empty_values_are_refused(program: Path, tiny_bundle: Path, flag: str):
     "value", ["12abc", "0x10", "1e1", "1_0", "99999999999999999999", "+", "-", "1 2"]
 )
 def test_what_is_no_number_is_refused(program: Path, tiny_bundle: Path, value: str):
-    for flag in NUMBERS:
+    for flag in WHOLE_NUMBERS.split():
         assert f"'{value}' is not a whole number" in refusal(
             program, "generate", tiny_bundle, flag, value
         )
@@ -355,7 +322,7 @@ def test_numbers_are_decimal(program: Path, tiny_bundle: Path):
 
 
 @pytest.mark.parametrize("ids", ["1,,2", ",", "1,2,", ",1", "1;2", "1,x", " ", "1.5"])
-def test_prompt_ids_that_are_no_list(program: Path, tiny_bundle: Path, ids: str):
+def test_prompt_ids_that_are_no_list_are_refused(program: Path, tiny_bundle: Path, ids: str):
     expected = f"--prompt-ids must list token ids, as in 1,2,3, not '{ids}'"
     if ids.strip():
         assert refusal(program, "generate", tiny_bundle, "--prompt-ids", ids) == expected
@@ -367,38 +334,41 @@ def test_prompt_ids_that_are_no_list(program: Path, tiny_bundle: Path, ids: str)
 
 
 @pytest.mark.parametrize("sizes", ["1,,2", "0", "2,-1", "1,x", "99999999999"])
-def test_batches_that_are_no_list(program: Path, tiny_bundle: Path, sizes: str):
+def test_batch_sizes_that_are_no_list_are_refused(program: Path, tiny_bundle: Path, sizes: str):
     line = refusal(program, "bench", tiny_bundle, "--prompt-ids", IDS, "--batch", sizes)
     assert line == f"--batch must list numbers of sequences, as in 1,2,4,8, not '{sizes}'"
 
 
-def test_an_interrupted_generation_as_json(program: Path, tiny_bundle: Path):
-    """The tokens that were written before are printed."""
+def test_an_interrupted_generation_prints_its_tokens_as_json(program: Path, tiny_bundle: Path):
     flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--json", "--max-new-tokens", 760)
     command = [program, "generate", tiny_bundle, *map(str, flags)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
+        # The program handles both signals at once, when it begins to generate.
         status = Path(f"/proc/{running.pid}/status")
         while running.poll() is None and not _handles(status.read_text(), signal.SIGTERM):
             time.sleep(0.001)
         running.send_signal(signal.SIGINT)
         printed, errors = running.communicate(timeout=60)
-    # it may have been done
+    # All tokens may have been written before the signal came.
     assert (running.returncode, errors) in [(130, "interrupted\n"), (0, "")]
-    found, whole = json.loads(printed), json.loads(output(program, "generate", tiny_bundle, *flags))
-    assert found["finish_reason"] == ("length" if len(found["token_ids"]) == 760 else "cancelled")
-    assert whole["token_ids"][: len(found["token_ids"])] == found["token_ids"]
+    report = json.loads(printed)
+    tokens = report["token_ids"]
+    assert report["finish_reason"] == ("length" if len(tokens) == 760 else "cancelled")
+    all_tokens = json.loads(output(program, "generate", tiny_bundle, *flags))["token_ids"]
+    assert all_tokens[: len(tokens)] == tokens
 
 
 def _handles(status: str, number: int) -> bool:
+    """Whether a process with this /proc/PID/status handles the signal with this number."""
     (caught,) = re.findall(r"SigCgt:\s*(\w+)", status)
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme(program: Path, tmp_path: Path):
-    """It compiles, and reports a wrong path in one line."""
+def test_the_example_of_the_readme_compiles_and_runs(program: Path, tmp_path: Path):
+    """Without the bundle that it names, it reports that in one line."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no compiler")

@@ -61,14 +61,14 @@ REFUSALS: list[tuple[str, dict[str, str], str]] = [
 ]
 
 
-def needs_tensorrt_headers() -> None:
+def skip_without_tensorrt_headers() -> None:
     if re.search(
         r"^PASS_TENSORRT_INCLUDE:\w+=$", (BUILD / "CMakeCache.txt").read_text("utf-8"), re.MULTILINE
     ):
         pytest.skip("built without TensorRT's headers")
 
 
-def library_of_version(folder: Path, major: int, minor: int) -> Path:
+def library_of_version(folder: Path, major: str, minor: str) -> Path:
     """Build a library that only reports this version."""
     path = folder / f"libnvinfer.so.{major}"
     numbers = {"Major": major, "Minor": minor}
@@ -82,28 +82,25 @@ def library_of_version(folder: Path, major: int, minor: int) -> Path:
     return path
 
 
+SUPPORTED = "tensorrt is run from 10.15 (the first with a KV cache layer) to 11; set PASS_TENSORRT"
 OTHER_VERSIONS = {
-    (
-        8,
-        6,
-    ): "is version 8.6, and tensorrt is run from 10.15 (the first with a KV cache layer) to 11; "
-    "set PASS_TENSORRT",
-    (10, 14): "is version 10.14, and tensorrt is run from 10.15 ",
-    (12, 0): "is version 12.0, and tensorrt is run from 10.15 ",
-    (1, 7): "is version 1.7, and tensorrt is run from 10.15 ",  # TensorRT-RTX
-    (10, 15): "does not start with the headers of 10.",
-    (11, 4): "built without the headers of tensorrt 11: build it with "
+    "8.6": f"is version 8.6, and {SUPPORTED}",
+    "10.14": f"is version 10.14, and {SUPPORTED}",
+    "12.0": f"is version 12.0, and {SUPPORTED}",
+    "1.7": f"is version 1.7, and {SUPPORTED}",  # of TensorRT-RTX
+    "10.15": "does not start with the headers of 10.",
+    "11.4": "built without the headers of tensorrt 11: build it with "
     "-DPASS_TENSORRT_INCLUDE=DIRECTORY, or use ",
 }
 
 
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
 def test_other_versions_of_tensorrt_are_refused(
-    version: tuple[int, int], tmp_path: Path, random_bundle: Path
+    version: str, tmp_path: Path, random_bundle: Path
 ) -> None:
     program = program_at("pass-cpp")
-    needs_tensorrt_headers()
-    library = library_of_version(tmp_path, *version)
+    skip_without_tensorrt_headers()
+    library = library_of_version(tmp_path, *version.split("."))
     flags = ["--prompt-ids", "5,6", "--device", "tensorrt", "--tensorrt", library]
     command = [program, "generate", random_bundle, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -117,7 +114,7 @@ def test_a_device_that_cannot_be_used_is_refused(
 ) -> None:
     program = program_at("pass-cpp")
     if device == "tensorrt":
-        needs_tensorrt_headers()
+        skip_without_tensorrt_headers()
     done = subprocess.run(
         [program, "generate", random_bundle, "--prompt-ids", "5,6", "--device", device],
         capture_output=True,

@@ -1,5 +1,5 @@
-"""The C++ runtime describes this CPU's kernels as `pass-run inspect` does. For other CPUs see
-tests/cpus/on_cpus.py."""
+"""The C++ runtime describes the kernels of this CPU as `pass-run inspect` does. tests/cpus compares
+other CPUs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_kernels_are_described_as_in_python(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest, bundles = read_manifest(tiny_bundle), []
-    for name, scheme in WEIGHTS.items():
+    for weights, scheme in WEIGHTS.items():
         info = None if scheme is None else QuantizationInfo(grid=scheme, lm_head=None)
-        model = manifest.model.model_copy(update={"weights": name, "quantization": info})
-        bundles.append(tmp_path / name)
+        model = manifest.model.model_copy(update={"weights": weights, "quantization": info})
+        bundles.append(tmp_path / weights)
         bundles[-1].mkdir()
         text = manifest.model_copy(update={"model": model}).model_dump_json()
         (bundles[-1] / FILE_NAME).write_text(text, encoding="utf-8")
@@ -37,7 +37,7 @@ def test_kernels_are_described_as_in_python(
     done = subprocess.run(
         [program_at("kernels"), *bundles], capture_output=True, text=True, check=True, timeout=60
     )
-    for bundle, words in zip(bundles, done.stdout.splitlines(), strict=True):
+    for bundle, description in zip(bundles, done.stdout.splitlines(), strict=True):
         shown = CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
         [row] = [line for line in shown.splitlines() if "this CPU" in line]
-        assert words in row
+        assert description in row

@@ -30,16 +30,16 @@ def expected(random_bundle: Path) -> list[int]:
 def test_a_bundle_of_links_opens(
     random_bundle: Path, expected: list[int], tmp_path: Path, kind: str, absolute: bool
 ):
-    found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
-    assert tokens(found) == expected
-    assert generate(found, 8, "--trust-bundle").returncode == 0
-    weights = (found / "trunk.onnx.data").resolve()
+    bundle = bundle_of_links(random_bundle, tmp_path, kind, absolute)
+    assert tokens(bundle) == expected
+    assert generate(bundle, 8, "--trust-bundle").returncode == 0
+    weights = (bundle / "trunk.onnx.data").resolve()
     content = bytearray(weights.read_bytes())
     content[100] ^= 1
     weights.write_bytes(content)
-    assert "does not match its SHA-256" in generate(found, 8).stderr
+    assert "does not match its SHA-256" in generate(bundle, 8).stderr
     weights.unlink()
-    assert "trunk.onnx.data is missing" in generate(found, 8).stderr
+    assert "trunk.onnx.data is missing" in generate(bundle, 8).stderr
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -52,13 +52,13 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_model_behind_a_link_is_refused(random_bundle: Path, tmp_path: Path, damage: str):
-    """The manifest has the damaged file's size and hash, so that the model is read."""
-    found = bundle_of_links(random_bundle, tmp_path, "graphs", absolute=False)
-    document = json.loads((found / FILE_NAME).read_text(encoding="utf-8"))
-    for path in found.glob("trunk*.onnx"):
+    """The manifest gets the damaged file's size and hash, so that ONNX Runtime reads the file."""
+    bundle = bundle_of_links(random_bundle, tmp_path, "graphs", absolute=False)
+    document = json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+    for path in bundle.glob("trunk*.onnx"):
         path.resolve().write_bytes(DAMAGES[damage](path.read_bytes()))
         document["files"][path.name] = file_info(path).model_dump()
-    (found / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
-    done = generate(found, 8)
+    (bundle / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+    done = generate(bundle, 8)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert ("trunk.onnx.away is missing" in done.stderr) == (damage == "other weights"), done.stderr

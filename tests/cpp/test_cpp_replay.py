@@ -7,10 +7,10 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import golden_traces
 import pytest
-from cpp_programs import golden_traces, program_at
+from cpp_programs import program_at
 
 from conftest import export_bundle, make_model, write_random_weights
 
@@ -22,18 +22,17 @@ EXPORTS = {
     "int4": {"weights": "int4", "rule": "rejection"},
     "w8a8": {"weights": "w8a8"},
 }
-NAMES = ("fused both: every sampler", "a batch with n-grams", "what a slot gave up", "auto")
-"""The scenes that a large model replays."""
+LARGE_MODEL_SCENES = (
+    "fused both: every sampler",
+    "a batch with n-grams",
+    "what a slot gave up",
+    "auto",
+)
 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
     return program_at("replay")
-
-
-@pytest.fixture(scope="module")
-def golden() -> ModuleType:
-    return golden_traces()
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +66,10 @@ def replay(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTS)
 def test_replayed_results_are_those_of_python(
-    name: str, program: Path, bundle: Callable[[str], Path], golden: ModuleType, tmp_path: Path
+    name: str, program: Path, bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     exported, traces = bundle(name), tmp_path / "traces.jsonl"
-    scenes = golden.record(exported, tokens=20)
+    scenes = golden_traces.record(exported, tokens=20)
     done = replay(program, exported, traces, scenes)
 
     requests = [request for scene in scenes for request in scene["requests"]]
@@ -78,30 +77,25 @@ def test_replayed_results_are_those_of_python(
     assert done.returncode == 0
     accepted = sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"])
     assert accepted > 50, "drafts that are never accepted would prove little"
-    assert {"ngram", "lookahead"} <= {
-        s for scene in scenes for r in scene["results"] for s in r["sources"]
-    }
+    assert {"ngram", "lookahead"} <= sources_of(scenes)
 
-    cached = {
+    # How many prompt tokens each request reused, in whole blocks of 16.
+    reused = {
         s["name"]: [result["stats"]["cached_tokens"] for result in s["results"]] for s in scenes
     }
-    assert sorted(cached["one prompt in a batch"]) == [0, 0] + [80] * 5, (
-        "the blocks of the prompt are read once"
-    )
-    assert cached["what a slot gave up"][2] == 96, "a copy is kept when the slot is reused"
-    assert cached["what a slot gave up"][4] == 144
-    # Of the prompt's 40 tokens and the answer.
-    assert cached["fused: a conversation"][1] == cached["ar: a conversation"][1] == 48
-    assert cached["a kept prefix, which is asked for"][1] == 32
-    assert cached["salts"] == [0, 0, 64, 64, 0]
-    limited = [
-        result["stats"]["drafted"]
-        for s in scenes
-        if s["name"] == "no drafts"
-        for result in s["results"]
-    ]
-    assert limited and not any(limited)
+    # One request has another prompt, and one prefills the prompt of 90 tokens for all.
+    assert sorted(reused["one prompt in a batch"]) == [0, 0] + [80] * 5
+    # The slot's K/V were copied before other requests overwrote them.
+    assert reused["what a slot gave up"][2] == 96
+    assert reused["what a slot gave up"][4] == 144
+    # The prompt of 40 tokens and the beginning of its answer.
+    assert reused["fused: a conversation"][1] == reused["ar: a conversation"][1] == 48
+    assert reused["a kept prefix, which is asked for"][1] == 32
+    assert reused["salts"] == [0, 0, 64, 64, 0]
+    (no_drafts,) = [s["results"] for s in scenes if s["name"] == "no drafts"]
+    assert no_drafts and not any(result["stats"]["drafted"] for result in no_drafts)
 
+    # Two changed values are two differences.
     scenes[1]["results"][0]["token_ids"][3] += 1
     scenes[2]["results"][1]["stats"]["passes"] += 1
     done = replay(program, exported, traces, scenes)
@@ -110,13 +104,14 @@ def test_replayed_results_are_those_of_python(
 
 
 @pytest.mark.slow
-def test_replays_the_default_model(
-    program: Path, smollm2_bundle: Path, golden: ModuleType, tmp_path: Path
-) -> None:
+def test_replays_the_default_model(program: Path, smollm2_bundle: Path, tmp_path: Path) -> None:
     """Its vocabulary is 150 times as large, and its look-ahead embeddings are trained."""
-    scenes = golden.record(smollm2_bundle, tokens=12, names=NAMES)
+    scenes = golden_traces.record(smollm2_bundle, tokens=12, names=LARGE_MODEL_SCENES)
     done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
     assert done.stdout == "4 scenes, 20 requests: equal\n"
-    assert {"ngram", "lookahead"} <= {
-        s for scene in scenes for r in scene["results"] for s in r["sources"]
-    }
+    assert {"ngram", "lookahead"} <= sources_of(scenes)
+
+
+def sources_of(scenes: list[dict]) -> set[str]:
+    """Return the sources that tokens of these scenes have."""
+    return {s for scene in scenes for r in scene["results"] for s in r["sources"]}

@@ -1,5 +1,5 @@
-"""Text in C++: ids and text are those of the Python runtime, for the parity prompts and 1,000
-random strings."""
+"""Text in C++: the ids of a text, and the text of ids, are those of the Python runtime, for the
+parity prompts and 1,000 random strings."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def program() -> Path:
 
 
 def answers(program: Path, bundle: Path, questions: list, **environment: str) -> list:
+    """Return the program's answers: ids for each text, and text for each object with ids. Skip the
+    test without onnxruntime-genai, unless `environment` names another library."""
     lines = "".join(json.dumps(question) + "\n" for question in questions)
     run = subprocess.run(
         [program, bundle],
@@ -68,14 +70,14 @@ def pieces(
     min_tokens: int = 0,
 ) -> dict:
     """Return the Python runtime's answer, in the form of the program's."""
-    stream, found = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
+    stream, answer = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
     for token in ids:
-        text, ended = stream.read(token)
-        found["pieces"].append(text)
-        if ended is not None:
-            found["stop"] = ended
+        text, stop_string = stream.read(token)
+        answer["pieces"].append(text)
+        if stop_string is not None:
+            answer["stop"] = stop_string
             break
-    return found | {"rest": stream.flush(), "text": tokenizer.decode(ids)}
+    return answer | {"rest": stream.flush(), "text": tokenizer.decode(ids)}
 
 
 @pytest.mark.parametrize("name", [name for name in TOKENIZERS if name.startswith("byte-")])
@@ -83,17 +85,18 @@ def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, 
     """With tokens and stop strings of every kind, and prompts that end within a character."""
     tokenizer, generator = TOKENIZERS[name], random.Random(4)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    of_bytes = [
+    # A byte-level tokenizer has no such tokens: its first ids are those of bytes.
+    tokens_of_bytes = [
         t for byte in BYTES if (t := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None
     ] or BYTES
 
     def tokens() -> list[int]:
-        sources = generator.choices(
-            [range(tokenizer.get_vocab_size() + 2), of_bytes], k=generator.randint(0, 14)
-        )
+        """Return a few random tokens: about half stand for bytes, and some ids have no token."""
+        any_tokens = range(tokenizer.get_vocab_size() + 2)
+        sources = generator.choices([any_tokens, tokens_of_bytes], k=generator.randint(0, 14))
         return [generator.choice(source) for source in sources]
 
-    asked = [
+    cases = [
         {
             "ids": tokens(),
             "prompt": tokens(),
@@ -104,16 +107,15 @@ def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, 
         }
         for _ in range(3000)
     ]
-    found = answers(program, tmp_path, asked)
-    for case, answer in zip(asked, found, strict=True):
-        assert answer == pieces(tokenizer, **case) | {
-            "text": whole(name, case["ids"], cut=False)
-        }, case
-    assert len({answer.get("stop") for answer in found}) == 7  # none, and each stop string
+    cpp_answers = answers(program, tmp_path, cases)
+    for case, answer in zip(cases, cpp_answers, strict=True):
+        expected = pieces(tokenizer, **case) | {"text": whole(name, case["ids"], cut=False)}
+        assert answer == expected, case
+    assert len({answer.get("stop") for answer in cpp_answers}) == 7  # none, and each stop string
 
 
 def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp_path: Path):
-    """The library would compute other ids. Tokens become text without the library."""
+    """The library would compute other ids than Python. Tokens become text without the library."""
     TOKENIZERS["byte-fallback"].save(str(tmp_path / "tokenizer.json"))
     answers(program, tmp_path, [{"ids": [3], "stop": []}], PASS_ONNXRUNTIME_GENAI="/nowhere.so")
     run = subprocess.run([program, tmp_path], input='"a"\n', capture_output=True, text=True)
@@ -148,50 +150,42 @@ def test_saved_truncation_and_padding_are_ignored(
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids != ids
 
 
-def compare(program: Path, bundle: Path) -> tuple[list[str], list[str]]:
-    """Return the texts whose ids differ from Python's, and decoded texts that differ."""
+def differences(program: Path, bundle: Path) -> tuple[list[str], list[str]]:
+    """Return the texts whose ids differ from Python's, and Python's decoded texts from which those
+    of the program differ."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     prompts = [
         json.loads(line)["prompt"]
         for line in (ROOT / "tests/parity/prompts.jsonl").read_text().splitlines()
     ]
-    texts = (
-        prompts
-        + random_texts(1000)
-        + ["<eos>12 <eos", "<|im_start|>user\n1<|im_end|>", "a\n    12  3.5\u0663"]
-    )
+    special = ["<eos>12 <eos", "<|im_start|>user\n1<|im_end|>", "a\n    12  3.5\u0663"]
+    texts = prompts + random_texts(1000) + special
     ids = [tokenizer.encode(text).ids for text in texts]
-    other_ids = [
-        text
-        for text, a, b in zip(texts, ids, answers(program, bundle, texts), strict=True)
-        if a != b
-    ]
+    cpp_ids = answers(program, bundle, texts)
+    other_ids = [text for text, a, b in zip(texts, cpp_ids, ids, strict=True) if a != b]
     generator = random.Random(1)
-    cases = [(row, []) for row in ids]
-    cases += [
-        (generator.choices(range(tokenizer.get_vocab_size() + 2), k=20), ["e", "th", " a", "<eos>"])
-        for _ in texts
-    ]
-    asked = [{"ids": row, "stop": stop} for row, stop in cases]
-    found = answers(program, bundle, asked)
-    expected = [pieces(tokenizer, row, stop) for row, stop in cases]
-    return other_ids, [b["text"] for a, b in zip(found, expected, strict=True) if a != b]
+    any_tokens, stop = range(tokenizer.get_vocab_size() + 2), ["e", "th", " a", "<eos>"]
+    cases = [{"ids": row, "stop": []} for row in ids]
+    cases += [{"ids": generator.choices(any_tokens, k=20), "stop": stop} for _ in texts]
+    cpp_answers = answers(program, bundle, cases)
+    expected = [pieces(tokenizer, **case) for case in cases]
+    return other_ids, [b["text"] for a, b in zip(cpp_answers, expected, strict=True) if a != b]
 
 
 def test_ids_and_text_are_those_of_python(program: Path, tiny_bundle: Path):
-    assert compare(program, tiny_bundle) == ([], [])
+    assert differences(program, tiny_bundle) == ([], [])
 
 
 @pytest.mark.parametrize("individual", [True, False])
 def test_texts_are_split_at_digits(
     program: Path, tiny_bundle: Path, tmp_path: Path, individual: bool
 ):
-    """As SmolLM2's tokenizer does: whitespace before a digit is encoded as at a text's end."""
+    """SmolLM2's tokenizer does so: whitespace before a digit is encoded as at a text's end."""
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
     steps = [{"type": "Digits", "individual_digits": individual}, document["pre_tokenizer"]]
     document |= {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-    assert compare(program, tmp_path) == ([], [])
+    assert differences(program, tmp_path) == ([], [])
 
 
 def test_missing_files_and_other_tokenizers_are_refused(

@@ -1,6 +1,5 @@
-"""The C++ runtime's TensorRT backend over a watched fake of CUDA and TensorRT: its results are
-those of the Python backend over the Python fake, to the last bit, and it does nothing that a device
-forbids."""
+"""The C++ runtime's TensorRT backend over fakes of CUDA and TensorRT, which refuse what a device
+forbids: its results are those of the Python backend over the Python fakes, to the last bit."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import golden_traces
 import pytest
-from cpp_programs import golden_traces, program_at
+from cpp_programs import program_at
 from engine_sessions import Gpu, with_engines
 
 from conftest import export_bundle, make_model
@@ -42,11 +41,6 @@ def fake_gpu() -> Callable[..., Any]:
     return run
 
 
-@pytest.fixture(scope="module")
-def golden() -> ModuleType:
-    return golden_traces()
-
-
 @pytest.fixture(
     scope="module",
     params=[("match", 1), ("rejection", 2)],
@@ -61,21 +55,21 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return with_engines(bundle, directory, least_width, SLOTS)
 
 
-def admitted(request: dict[str, Any]) -> bool:
-    """Whether there are engines for the request."""
+def has_engines(request: dict[str, Any]) -> bool:
+    """Whether there are engines for the plans of a request."""
     return not request.get("plan", "").startswith("fused:") and "lookahead" not in request
 
 
-def record(golden: ModuleType, gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
-    """Return golden traces of the Python backend over its fake."""
-    scenes = list(golden.scenes(gpu.manifest, tokens))
+def record(gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
+    """Return golden traces of the Python backend over the Python fakes."""
+    scenes = list(golden_traces.scenes(gpu.manifest, tokens))
     for scene in scenes:
-        scene["requests"] = [request for request in scene["requests"] if admitted(request)]
+        scene["requests"] = [request for request in scene["requests"] if has_engines(request)]
         options = {"max_batch_size": scene["slots"]} | (
             {"capacity": scene["capacity"]} if "capacity" in scene else {}
         )
         with gpu.open(**options) as session:
-            scene["results"] = golden.play(session, scene)
+            scene["results"] = golden_traces.play(session, scene)
     return [scene for scene in scenes if scene["requests"]]
 
 
@@ -87,12 +81,11 @@ def write(path: Path, scenes: list[dict[str, Any]]) -> Path:
 @pytest.mark.slow
 def test_writes_what_python_writes(
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
+    scenes = record(Gpu(engines, monkeypatch), tokens=20)
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes))
 
     assert [scene["name"] for scene in played] == [scene["name"] for scene in scenes]
@@ -102,7 +95,7 @@ def test_writes_what_python_writes(
         assert scene["all_freed"], "something was not freed"
         used, saved = scene["kernels"]
         assert used == saved and Path(used).parent.parent == engines / "engines"
-        assert scene["done"][-1]["scratch"] == 1, "engines do not share their scratch memory"
+        assert scene["counters"][-1]["scratch"] == 1, "engines do not share their scratch memory"
     sources = {
         source for scene in scenes for result in scene["results"] for source in result["sources"]
     }
@@ -119,13 +112,12 @@ def test_writes_what_python_writes(
 @pytest.mark.slow
 def test_a_session_uses_only_its_gpu(
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The fake refuses all others. Afterwards the calling thread has its own device again."""
-    (scene, *_) = record(golden, Gpu(engines, monkeypatch), tokens=9)
+    """The fake refuses all other GPUs. Afterwards the calling thread has its own device again."""
+    (scene, *_) = record(Gpu(engines, monkeypatch), tokens=9)
     (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
     assert (played["differences"], played["all_freed"]) == ("", True)
     refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
@@ -156,14 +148,13 @@ def test_an_old_driver_is_refused_with_a_hint(
 @pytest.mark.slow
 def test_a_warm_session_captures_nothing_in_requests(
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     scenes = [
         scene
-        for scene in record(golden, Gpu(engines, monkeypatch), tokens=20)
+        for scene in record(Gpu(engines, monkeypatch), tokens=20)
         if all(plain_sampling(request) for request in scene["requests"])
     ]
     assert len(scenes) > 3
@@ -179,69 +170,66 @@ def test_a_warm_session_captures_nothing_in_requests(
 
 
 def plain_sampling(request: dict[str, Any]) -> bool:
-    """Whether warming up without arguments covers it: greedy or sampled, without log-probabilities
-    or processors."""
-    others = {"presence_penalty", "repetition_penalty", "logit_bias", "min_tokens"}
-    return not ({"top_k", "top_p", "min_p", "logprobs"} | others) & request.keys()
+    """Whether `warm_up` without arguments captures what the request needs: it is greedy or sampled,
+    without log-probabilities or processors."""
+    processors = {"presence_penalty", "repetition_penalty", "logit_bias", "min_tokens"}
+    return not ({"top_k", "top_p", "min_p", "logprobs"} | processors) & request.keys()
 
 
 @pytest.mark.slow
 def test_repeated_scenes_only_replay_graphs(
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    scenes = record(golden, Gpu(engines, monkeypatch), tokens=20)
-    # The passes of the other scenes depend on earlier requests: on their prompts and drafts, and on
-    # the K/V that slots keep, by which requests get their slots.
-    named = ("prefix", "moves")
-    plain = [
+    scenes = record(Gpu(engines, monkeypatch), tokens=20)
+    # Other scenes run other passes when they are played again: `auto` has learned, and slots keep
+    # K/V, which decide which requests get which slots.
+    repeatable = [
         scene
         for scene in scenes
-        if "compare" not in scene and not any(word in scene["name"] for word in named)
+        if "compare" not in scene and not any(w in scene["name"] for w in ("prefix", "moves"))
     ]
-    played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", plain))
-    for expected, scene in zip(plain, played, strict=True):
-        before, last = scene["done"][-2:]
+    played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", repeatable))
+    for expected, scene in zip(repeatable, played, strict=True):
+        before, last = scene["counters"][-2:]
         for kind in ("mallocs", "captures", "contexts"):
             assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
         passes = max(result["stats"]["passes"] for result in expected["results"])
-        # Prompts take at least one launch more.
+        # Every pass is a launch, and the prompts take at least one more.
         assert last["launches"] - before["launches"] > passes, scene["name"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["runs", "allocations"])
+@pytest.mark.parametrize("failing", ["runs", "allocations"])
 def test_a_session_works_after_any_failure(
-    what: str,
+    failing: str,
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch,
     tmp_path: Path,
 ) -> None:
-    prompt = golden.Prompts(99, (0, 1, 2)).of(20)
+    prompt = golden_traces.Prompts(99, (0, 1, 2)).of(20)
     requests = [
         {"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True}
         for plan in ("ar", "fused")
     ]
-    scene = {"name": what, "slots": 1, "requests": requests}
+    scene = {"name": failing, "slots": 1, "requests": requests}
     with Gpu(engines, monkeypatch).open() as session:
-        scene["results"] = golden.play(session, scene)
+        scene["results"] = golden_traces.play(session, scene)
 
-    report = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), what)
+    report = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), failing)
 
     assert report["failures"] > 10
-    # The failure of a run that is being captured is only logged.
-    eager = [
+    # If a run fails while it is being captured, that is only logged.
+    uncaptured = [
         message
         for message in report["logged"]
         if "runs without a CUDA graph, and so more slowly" in message
     ]
-    assert len(report["errors"]) + len(eager) == report["failures"]
-    assert bool(eager) == (what == "runs") and len(eager) < len(report["errors"])
+    assert len(report["errors"]) + len(uncaptured) == report["failures"]
+    assert bool(uncaptured) == (failing == "runs") and len(uncaptured) < len(report["errors"])
     reasons = {
         "runs": {"failed to run (enqueueV3: it gave no reason)"},
         "allocations": {
@@ -251,7 +239,7 @@ def test_a_session_works_after_any_failure(
                 "memory)); stop"
             ),
         },
-    }[what]
+    }[failing]
     assert {words for error in report["errors"] for words in reasons if words in error} == reasons
     assert all(any(words in error for words in reasons) for error in report["errors"])
     assert report["differences"] == ""
@@ -260,11 +248,11 @@ def test_a_session_works_after_any_failure(
 
 @pytest.mark.parametrize("code", [700, 719, 46])
 def test_a_lost_device_closes_the_session(
-    code: int, engines: Path, fake_gpu: Callable[..., Any], golden: ModuleType, tmp_path: Path
+    code: int, engines: Path, fake_gpu: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """After error 46 (the device is busy) the next request is served."""
+    """After error 46 (the device is busy), which does not last, the next request is served."""
     request = {
-        "prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20),
+        "prompt_ids": golden_traces.Prompts(99, (0, 1, 2)).of(20),
         "max_new_tokens": 9,
         "plan": "ar",
     }
@@ -286,35 +274,34 @@ def test_a_lost_device_closes_the_session(
 def test_a_failed_capture_fails_no_request(
     function: str,
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     monkeypatch,
     tmp_path: Path,
 ) -> None:
-    """Every program logs it once, and runs as it did before."""
-    name = {
+    """Every graph that cannot be captured is logged once, and runs without a CUDA graph."""
+    cuda_function = {
         "begin": "cudaStreamBeginCapture",
         "end": "cudaStreamEndCapture",
         "instantiate": "cudaGraphInstantiate",
-    }
-    scenes = [
-        scene for scene in record(golden, Gpu(engines, monkeypatch), tokens=9) if scene["slots"] > 1
-    ][:2]
+    }[function]
+    scenes = [scene for scene in record(Gpu(engines, monkeypatch), tokens=9) if scene["slots"] > 1][
+        :2
+    ]
     assert scenes
     for report in fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "captures", function):
         assert report["differences"] == "" and report["all_freed"]
-        assert report["done"]["captures"] == report["done"]["launches"] == 0
+        assert report["counters"]["captures"] == report["counters"]["launches"] == 0
         logged = [message for message in report["logged"] if "runs without a CUDA graph" in message]
         assert len(logged) == len(set(logged)) > 3
-        because = f"{name[function]} failed with CUDA error 901 (an error)"
-        assert all(because in message for message in logged)
+        reason = f"{cuda_function} failed with CUDA error 901 (an error)"
+        assert all(reason in message for message in logged)
         uncaptured = report["uncaptured"]
         assert len(uncaptured) == len(logged)
-        assert all(because in reason for reason in uncaptured.values())
+        assert all(reason in text for text in uncaptured.values())
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         ("deserializeCudaEngine", "cannot be loaded on this GPU"),
         ("createExecutionContext", "gets no execution context"),
@@ -326,14 +313,13 @@ def test_a_failed_capture_fails_no_request(
 )
 def test_errors_name_the_failing_function_and_its_reason(
     function: str,
-    words: str,
+    message: str,
     engines: Path,
-    golden: ModuleType,
     fake_gpu: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     request = {
-        "prompt_ids": golden.Prompts(99, (0, 1, 2)).of(20),
+        "prompt_ids": golden_traces.Prompts(99, (0, 1, 2)).of(20),
         "max_new_tokens": 9,
         "plan": "ar",
     }
@@ -341,9 +327,8 @@ def test_errors_name_the_failing_function_and_its_reason(
     error = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "refused", function)[
         "error"
     ]
-    assert (
-        words in error and f"({function}: [{function}.cpp::7] Error Code 3: a fake error)" in error
-    )
+    assert message in error
+    assert f"({function}: [{function}.cpp::7] Error Code 3: a fake error)" in error
 
 
 def test_engines_that_do_not_fit_are_refused_as_in_python(
@@ -356,7 +341,8 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
     (engine_set,) = manifest.engines
 
     def refused(*device: int, **changes: Any) -> str:
-        """Return the error of both runtimes for the engine set with `changes`."""
+        """Return the error of both runtimes for the engine set with `changes`. device: the major
+        and minor compute capability of the fake GPU; the default is one that fits."""
         changed = manifest.model_copy(update={"engines": (engine_set.model_copy(update=changes),)})
         (bundle / FILE_NAME).write_text(changed.model_dump_json(), "utf-8")
         cpp = fake_gpu(bundle, scenes, "open", *device)
@@ -372,7 +358,7 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
     assert "were built by version 10.16, and 10.15.1.fake is installed" in refused(version="10.16")
     assert "were built from other graphs" in refused(bundle="0" * 64)
     assert "has no tensorrt engines" in refused(library="tensorrt-rtx")
-    # the trunk's first
+    # The trunk's engine is the first.
     files = sorted(engine_set.engines, key=lambda file: file.graph != manifest.trunk.file)
     assert "is not the file that was built" in refused(
         engines=(*files[1:], files[0].model_copy(update={"bytes": 3}))
