@@ -61,8 +61,8 @@ struct DerivedTrunk {
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
     bool weight_zero_points = false;
-    // How many cache entries a pass may overwrite after its window, so that the KV cache must have
-    // as many more than its capacity.
+    // How many cache entries a pass may overwrite after its window. The KV cache has as many more
+    // entries than its capacity.
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
@@ -179,7 +179,7 @@ struct EngineSet {
 struct Manifest {
     ModelInfo model;
     LookaheadInfo lookahead;
-    std::string rule;  // that accepts drafts: match or rejection
+    std::string rule;  // the acceptance rule: match or rejection
     Graph trunk;
     std::vector<DerivedTrunk> derived;
     std::vector<PlanInfo> plans;
@@ -215,7 +215,7 @@ struct Manifest {
 // Whether `name` is a plain file name, which cannot point outside the bundle's directory.
 bool is_file_name(const std::string& name);
 
-// Parse the JSON `text`. Throws Error that names the first field that is wrong, missing or unknown.
+// Parse the JSON `text`. Throws Error, which names the first field that is wrong, missing or new.
 Manifest parse_manifest(const std::string& text);
 
 // Throws Error if the manifest would make this runtime read or write memory that is not there, or
@@ -231,8 +231,8 @@ Manifest read_manifest(const std::filesystem::path& bundle);
 class HashCache;
 
 // Throws Error unless every file of the bundle exists and is the one that was exported. hashes:
-// whether to compare hashes, too, or sizes alone. cache: files whose hashes it has are not read;
-// null: every file is read.
+// whether to compare the files' hashes, or their sizes alone. cache: files whose hashes it has are
+// not read; null: every file is read.
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
                   HashCache* cache = nullptr);
 

@@ -35,13 +35,13 @@ struct DraftState {
     std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 
-// The plan of a pass. drafts: by sequence, n-gram drafts for its window; none: that stays staged.
+// The plan of a pass. drafts: by sequence, n-gram drafts for its window; none: its window stays.
 struct NextPass {
     Plan plan;
     std::vector<std::optional<Drafts>> drafts;
 };
 
-// Decides whether n-gram drafts are verified. This one, for requests that name a plan, says yes.
+// Decides whether n-gram drafts are verified. The base class, for named plans, verifies them all.
 class DraftPolicy {
    public:
     virtual ~DraftPolicy() = default;
@@ -55,8 +55,8 @@ class DraftPolicy {
     }
 };
 
-// What the next pass over the sequences of `states` is chosen by. staged_plan: the plan whose
-// windows are on the device; null if there is none. room: `Slots::room`, in tokens.
+// What the choice of the next pass depends on. staged_plan: the plan whose windows are on the
+// device; null if there is none. room: `Slots::room`, in tokens. states: of the sequences in it.
 struct Situation {
     Cycle cycle;
     const Plan* staged_plan;
@@ -71,8 +71,8 @@ struct Situation {
     std::optional<NextPass> next_pass() const;
 };
 
-// How to decode a request with this mode, one of `make_cycle` or "auto". lookahead, trees: those of
-// `make_cycle`. draft: that of GenerateOptions. Throws Error if `ar` is asked to draft.
+// How to decode a request. mode: one of `make_cycle`, or "auto". lookahead, trees: as for
+// `make_cycle`. draft: as in GenerateOptions. Throws Error if `ar` is asked to draft.
 DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees);
 

@@ -1,8 +1,8 @@
 // Copies of the K/V that slots give up, for later prompts that begin with the same tokens.
 //
 // A slot loses its K/V to the next sequence, or when the KV cache shrinks because a short request
-// needs less. They are copied here first, so that a long prompt that many requests begin with need
-// not be prefilled again. The copies used least recently make room for others.
+// needs less. Before that, the K/V are copied here, so that a long prompt that many requests begin
+// with need not be prefilled again. The copies used least recently make room for others.
 #pragma once
 
 #include <cstddef>

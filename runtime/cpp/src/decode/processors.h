@@ -1,9 +1,9 @@
-// The logits processors of one sequence: they forbid tokens and change logits.
+// The logits processors of one sequence, which forbid tokens and change logits, as in
+// pass_runtime/decode/processors.py.
 //
 // What the processors do to a row of a window depends on the tokens before the row: the text, and
 // the drafts in earlier rows. These tokens are known before the pass, so every row is processed as
-// in plain decoding, and the text is the same with any plan. As in
-// pass_runtime/decode/processors.py.
+// in plain decoding, and the text is the same with any plan.
 #pragma once
 
 #include <cstdint>

@@ -29,9 +29,9 @@ struct PromptChunk {
 
 // The next chunk of a prompt with `cached` tokens in the cache and `remaining` tokens left, in a
 // window of at most `max_rows` rows. capacity: the present KV capacity. If the narrowest window
-// that holds all remaining tokens would be three quarters full, or if they fill no other window
-// than one of a single row, the chunk is all of them, because its padding takes less time than
-// another chunk. Otherwise the chunk is the widest window that they fill.
+// that holds all remaining tokens would be three quarters full, or if they could fill only a window
+// of a single row, the chunk is all of them: its padding takes less time than more chunks.
+// Otherwise the chunk is the widest window that they fill.
 PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
                        std::int64_t remaining, std::int64_t capacity,
                        std::optional<std::int64_t> max_rows);
@@ -65,7 +65,7 @@ class Runner {
     // sequence, and the seconds of the pass.
     std::pair<std::vector<StepResult>, double> run(const Plan& plan,
                                                    const std::map<int, Drafts>& drafts);
-    // Seconds of trunk and tail in a pass with every slot masked, which changes no sequence.
+    // Run a pass with every slot masked, which changes no sequence. Returns its seconds.
     PassSeconds time_masked_pass(const PassKind& kind);
     // Capture the CUDA graphs of passes before requests need them, because the first runs of a pass
     // take far longer than later ones. The passes are those of `ar`, `two-pass` and `fused` over
@@ -85,7 +85,7 @@ class Runner {
     void mask(Slot& slot);
     void record(Slot& slot, const StepResult& result, int next_drafts) noexcept;
     void stage_masked(const PassKind& kind);
-    // max_kept: how many tokens the slot keeps that keeps the most.
+    // max_kept: the most tokens that any slot keeps.
     void run_all_passes(std::int64_t max_kept, std::int64_t capacity, int batch,
                         const std::vector<Sampler>& samplers);
 

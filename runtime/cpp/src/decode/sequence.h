@@ -53,7 +53,7 @@ struct End {
 // The end of a sequence that failed with the exception that is being handled.
 End error_end() noexcept;
 
-// What readers wait for, shared by all sequences of a session.
+// By this, readers wait for output. It is shared by all sequences of a session.
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
@@ -65,9 +65,9 @@ class SequenceState {
    public:
     // What readers see. The mutex of `signals` guards it.
     struct Output {
-        std::deque<Event> events;
+        std::deque<Event> events;  // that nobody has read yet
         std::optional<End> end;
-        Stats stats;
+        Stats stats;  // as of the last event
     };
 
     SequenceState(ResolvedRequest request, std::unique_ptr<TextReader> reader,
@@ -75,7 +75,7 @@ class SequenceState {
 
     // Whether the whole prompt but its last token is in the cache.
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
-    // Tokens written so far.
+    // How many tokens were written so far.
     std::int64_t written() const {
         return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size());
     }
@@ -100,7 +100,7 @@ class SequenceState {
     std::optional<ConditionalAcceptance> lookahead_acceptance;  // none until `auto` needs it
     std::map<int, ConditionalAcceptance> ngram_acceptance;      // by the length of the match
     std::optional<Processors> processors;
-    std::exception_ptr processors_error;  // of `processors`; the sequence ends after the pass
+    std::exception_ptr processors_error;  // if not null, the sequence ends after the pass
     Output output;
     const std::shared_ptr<Signals> signals;
 

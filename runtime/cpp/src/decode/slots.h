@@ -18,7 +18,7 @@
 
 namespace pass {
 
-// One row of the batch.
+// A row of the KV cache and of all other buffers, and the sequence in it.
 struct Slot {
     int number = 0;
     std::shared_ptr<SequenceState> sequence;
@@ -49,7 +49,7 @@ class Slots {
     std::vector<Slot>& all() { return slots_; }
     // Slots that have a sequence.
     std::vector<Slot*> busy();
-    // Slots whose sequence has its prompt in the cache but for the last token, the first root.
+    // Slots whose sequence is prefilled, so that passes decode it.
     std::vector<Slot*> decoding();
     // How many tokens are left after the longest sequence at the largest KV capacity.
     std::int64_t room();
@@ -58,8 +58,8 @@ class Slots {
 
     // Give `sequence` the free slot with the most K/V of its prompt. Returns false if none is free.
     bool admit(const std::shared_ptr<SequenceState>& sequence);
-    // Free the slot of a finished sequence. Its K/V stay for a later sequence with the same prefix,
-    // if there is memory to record its tokens.
+    // Free the slot of a finished sequence. Its K/V stay for later sequences with its prefix, if
+    // there is memory to record which tokens they belong to.
     void release(Slot& slot) noexcept;
     // Copy K/V of the slot's prompt from another slot or a saved prefix, if those have more.
     void share(Slot& slot);

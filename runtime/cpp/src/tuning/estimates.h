@@ -28,6 +28,7 @@ class ConditionalAcceptance {
     // Move rate i towards `rate` by this share of the difference.
     void move_towards(std::size_t i, double rate, double share);
 
+    // By position: the initial rates, and weighted counts of accepted and of verified drafts.
     std::vector<double> prior_, hits_, trials_;
 };
 
@@ -53,10 +54,10 @@ inline PassShape shape_of(const Plan& plan, int batch = 1) {
 
 using TimedPasses = std::map<PassShape, PassSeconds>;
 
-// A piecewise linear function through `points` that never falls: a point that is lower than one
-// before it is raised to that one. Before the first point the function is constant. Beyond the last
-// it is constant if `flat`; else it rises like the last piece or like the line from the first point
-// to the last, whichever is steeper.
+// A piecewise linear function through `points` that never falls: a point that is lower than an
+// earlier one is raised to that. The function is constant before the first point. Beyond the last
+// point it is constant if `flat`; else it rises like the last piece or like the line from the first
+// point to the last, whichever is steeper.
 class Line {
    public:
     explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
@@ -67,8 +68,8 @@ class Line {
     double rise_ = 0;  // beyond the last point
 };
 
-// Seconds of a pass by its shape: an estimate from timed passes, times the ratio of this shape to
-// its estimate, times the slowness of all passes (on a busy machine, or in a longer text).
+// Seconds of a pass by its shape: an estimate from timed passes, times a ratio that corrects it for
+// this shape, times the slowness of all passes (on a busy machine, or in a longer text).
 class PassTimes {
    public:
     // other_sampler: the times for another sampler, if there are some. Their estimate of the trunk
@@ -87,11 +88,11 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    // The estimate is the sum of these four: of the trunk by rows, its extra seconds with
-    // look-ahead rows, of the tail by sampled rows, and its extra seconds by drafts.
+    // The estimate is the sum of the trunk's seconds by rows, its extra seconds with look-ahead
+    // rows, the tail's seconds by sampled rows, and its extra seconds by drafts.
     Line trunk_, adapter_, tail_, drafts_;
-    std::map<PassShape, double> ratios_;
-    std::map<PassShape, int> passes_;  // how many passes were recorded
+    std::map<PassShape, double> ratios_;  // how much longer passes took than estimated
+    std::map<PassShape, int> passes_;     // how many passes were recorded
 };
 
 // The plans to time: a few from the narrowest to the widest of a bundle, since pass times are

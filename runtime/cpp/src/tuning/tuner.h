@@ -49,8 +49,8 @@ class Tuner {
     void observe(const Plan& plan, int batch, double seconds);
 
     ConditionalAcceptance& lookahead_acceptance() { return lookahead_acceptance_; }
-    // The acceptance of n-gram drafts after a match of `match_length` tokens: in the sequence of
-    // `own` (its acceptance by `match_length`), or in all sequences if `own` is null.
+    // The acceptance of n-gram drafts after a match of `match_length` tokens. own: the acceptances
+    // of one sequence, by the length of the match; null: return that of all sequences together.
     ConditionalAcceptance& ngram(int match_length,
                                  std::map<int, ConditionalAcceptance>* own = nullptr);
     // The acceptance of a new sequence, which starts with the rates of all sequences.
@@ -69,6 +69,7 @@ class Tuner {
                                       const std::vector<double>& cumulative) const;
 
    private:
+    // The candidate that was decided for, and the one that is tried first.
     struct Decision {
         Candidate decided, trial;
         std::int64_t trial_end = 0;  // the trial ends when passes_ reaches this
