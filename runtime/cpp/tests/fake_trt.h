@@ -134,7 +134,7 @@ class FakeTrtContext : public TrtContext {
     void run(const Shapes& shapes, const Addresses& addresses) const {
         for (const auto& [output, source] : description_["aliases"].items()) {
             require(addresses.at(output) == addresses.at(source),
-                    "the cache is not updated in bind_copy");
+                    "the cache is not updated in place");
         }
         std::vector<std::vector<std::byte>> copies;
         std::vector<BoundTensor> inputs, outputs;

@@ -204,8 +204,8 @@ TEST_CASE("K/V after a tree's second choice are not reused", "[prefix]") {
         Machine machine(1);
         machine.backend.second_choices = second_choices;
         CHECK(machine.run_and_count_reused(machine.submit(text(4, 62), 3, "tree-5")) == 0);
-        // 61 tokens of the prompt are cached, and three roots or accepted drafts, the last of which
-        // may be a second choice.
+        // 61 tokens of the prompt are cached, the root, and two drafts; the last may be a second
+        // choice.
         CHECK(machine.run_and_count_reused(machine.submit(text(4, 62, {20, 21, 22, 9}))) ==
               (second_choices ? 48 : 64));
     }

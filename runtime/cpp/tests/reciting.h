@@ -31,8 +31,7 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
     return manifest;
 }
 
-// Its passes write `token_at` every position, whatever the prompt is. Two of three drafts are
-// right.
+// Its passes write `token_at` of each position, whatever the prompt is. Two of three drafts match.
 class RecitingBackend : public Backend {
    public:
     RecitingBackend(const Manifest& manifest, int slots,

@@ -1,5 +1,4 @@
-// Tokens become text: split characters, stop strings, special tokens. tests/cpp compares with
-// Python.
+// Tokens become text: split characters, stops, special tokens. tests/cpp compares with Python.
 
 #include "catch.hpp"
 #include "errors.h"
