@@ -29,8 +29,9 @@ LONG_AGO = 1e9
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
-    monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
-    monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))  # of any size
+    # The files of tests are new and small, for which nothing is cached by default.
+    monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)
+    monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))
     return tmp_path / "packed"
 
 

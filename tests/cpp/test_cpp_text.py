@@ -69,7 +69,7 @@ def pieces(
     prompt: Sequence[int] = (),
     min_tokens: int = 0,
 ) -> dict:
-    """Return the Python runtime's answer, in the form of the program's."""
+    """Return the Python runtime's answer, in the form of the program's answers."""
     stream, answer = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
     for token in ids:
         text, stop_string = stream.read(token)
@@ -140,7 +140,7 @@ def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp
 def test_saved_truncation_and_padding_are_ignored(
     program: Path, tiny_bundle: Path, tmp_path: Path, saved: dict
 ):
-    """As Hugging Face does by default."""
+    """Hugging Face ignores them by default, too."""
     document = json.loads((tiny_bundle / "tokenizer.json").read_text(encoding="utf-8"))
     (tmp_path / "tokenizer.json").write_text(json.dumps(document | saved), encoding="utf-8")
     text = "The quick brown fox jumps over the lazy dog"
