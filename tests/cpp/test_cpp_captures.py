@@ -32,8 +32,8 @@ LOGGED = " runs without a CUDA graph, and so more slowly: "
 
 @pytest.fixture(scope="module", params=["match", "rejection"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of each rule: under the rejection rule, a tail overwrites the draft probabilities
-    that it reads."""
+    """A bundle of each rule. Tails of the rejection rule overwrite draft probabilities they
+    read."""
     directory = tmp_path_factory.mktemp("captures")
     model = make_model(directory / "model", initializer_range=0.06)
     weights = write_random_weights(

@@ -88,8 +88,7 @@ def test_processors_are_those_of_python(program: Path, random_bundle: Path):
 
 
 def answer(program: Path, bundle: Path, *arguments: object, stdin: bytes = b"") -> dict:
-    """Return the report of `generate` for a prompt that is text. Skip the test if pass-cpp cannot
-    encode text here."""
+    """Return the report of `generate` for a text. Skip the test if no library encodes text here."""
     flags = ("--json", "--max-new-tokens", 4, "--plan", "ar", "--trust-bundle")
     done = run(program, "generate", bundle, *flags, *arguments, stdin=stdin)
     if b"onnxruntime-genai" in done.stderr:

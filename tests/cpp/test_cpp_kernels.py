@@ -1,5 +1,5 @@
-"""The C++ runtime describes the kernels of this CPU as `pass-run inspect` does. tests/cpus compares
-other CPUs."""
+"""The C++ runtime describes this CPU's kernels as `pass-run inspect` does; tests/cpus: other
+CPUs."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ def python_error(bundle: Path, hashes: bool = True) -> str | None:
 
 
 def small_with_every_field(document: dict) -> dict:
-    """Return a manifest that is read quickly, because it has one look-ahead row and few plans, and
-    has every kind of field."""
+    """Return `document` with few plans, so that it is read quickly, and with every kind of
+    field."""
     shares = {"acceptance_per_position": [0.5], "acceptance_per_position_sampled": []}
     return document | {
         "lookahead": document["lookahead"] | {"length": 1} | shares,
@@ -97,7 +97,7 @@ def small_with_every_field(document: dict) -> dict:
 PROBLEM = re.compile(
     r"cannot read [^:]+: |[^:]+: manifest version |([^:]+: [\w.]+?)(\.int|\.str|\.\[key\])?: "
 )
-"""How an error begins: with the file, or a field of the file. The rest may differ between the
+"""How an error begins: with the file, or a field of it. The rest may differ between the
 runtimes."""
 CONTRADICTS, NO_FILE = " contradicts itself: ", "is missing; export the bundle again"
 

@@ -151,8 +151,7 @@ def test_saved_truncation_and_padding_are_ignored(
 
 
 def differences(program: Path, bundle: Path) -> tuple[list[str], list[str]]:
-    """Return the texts whose ids differ from Python's, and Python's decoded texts from which those
-    of the program differ."""
+    """Return the texts whose ids differ from Python's, and Python's texts of ids that differ."""
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     prompts = [
         json.loads(line)["prompt"]
