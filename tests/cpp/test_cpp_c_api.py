@@ -136,7 +136,10 @@ def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Pat
         library.pass_submit(session, prompt, c_size_t(3), None, error, ERROR_SIZE)
     )
     assert generation.value is not None, error.value
-    poll = lambda: library.pass_poll(generation, polled, c_size_t(4), error, ERROR_SIZE)  # noqa: E731
+
+    def poll() -> int:
+        return library.pass_poll(generation, polled, c_size_t(4), error, ERROR_SIZE)
+
     assert poll() == 0 and library.pass_finish_reason(generation) is None
     while library.pass_finish_reason(generation) is None:
         assert library.pass_step(session, error, ERROR_SIZE) >= 0, error.value
