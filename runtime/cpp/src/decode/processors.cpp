@@ -93,6 +93,7 @@ std::size_t Processors::list_size(const std::vector<std::int64_t>& tokens, int d
 ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens,
                                std::span<const std::int64_t> drafts, std::size_t size) {
     read(tokens);
+    // No token is drawn from the rows after the last draft, so nothing is computed for them.
     const auto end = std::find(drafts.begin(), drafts.end(), processing_.vocab_size);
     const std::span<const std::int64_t> real_drafts =
         drafts.first(static_cast<std::size_t>(end - drafts.begin()));

@@ -59,7 +59,7 @@ class StopFilter {
    private:
     Automaton automaton_;
     std::uint32_t state_ = 0;
-    std::string held_;
+    std::string held_;  // the text that was held back
 };
 
 // Turns tokens that follow a prompt into text. The first bytes of a character are held back until

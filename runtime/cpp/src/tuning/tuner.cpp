@@ -118,7 +118,7 @@ Tuner::Decision Tuner::decide(int lookahead, int batch,
                               const std::vector<const ConditionalAcceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());
     if (!acceptances.empty()) std::fill(cumulative.begin(), cumulative.end(), 0.0);
-    for (const ConditionalAcceptance* acceptance : acceptances) {  // adds up to their mean
+    for (const ConditionalAcceptance* acceptance : acceptances) {  // `cumulative` is their mean
         const std::vector<double> own = cumulative_acceptance(acceptance->rates());
         for (std::size_t i = 0; i < cumulative.size(); ++i)
             cumulative[i] += own[i] / static_cast<double>(acceptances.size());

@@ -37,8 +37,8 @@ class Tuner {
     // Pass times by batch size, as far as they were timed.
     const std::map<int, PassTimes>& by_batch() const { return by_batch_; }
     void add_batch(int batch, PassTimes times) { by_batch_.emplace(batch, std::move(times)); }
-    // The times of passes over `batch` slots. If they were not timed, those over one slot, in which
-    // a pass over the batch counts as one window with as many rows.
+    // The times of passes over `batch` slots. If these were not timed, the times of passes over one
+    // slot, by which a pass over the batch counts as one window with as many rows.
     const PassTimes& times(int batch) const {
         return by_batch_.at(by_batch_.contains(batch) ? batch : 1);
     }
