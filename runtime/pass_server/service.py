@@ -207,7 +207,7 @@ class Service:
         for choices in self._active:
             for choice in choices:
                 choice.generation.cancel()
-        await self._wait_until_idle(5)
+        await self._wait_until_idle(5)  # Cancelled sequences end after the pass in progress.
 
     async def _wait_until_idle(self, seconds: float) -> None:
         """Wait until no request is active, for at most `seconds`."""

@@ -61,8 +61,8 @@ def run_batch(
 ) -> Tally:
     """Answer the lines of `requests` that have no result yet. A failure becomes the line's result.
 
-    model: from `model_identity`. open_session: called only if a line has to be answered.
-    retry_failed: also answer the lines again whose result is an error.
+    defaults: the values of the flags. model: from `model_identity`. open_session: called only if a
+    line has to be answered. retry_failed: answer those lines again whose result is an error.
     """
     lines = {_fingerprint(model, defaults, line): line for line in read_lines(requests)}
     tally = Tally()

@@ -46,7 +46,7 @@ class TritonMetricSink:
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}
         self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}
-        self._gauges: dict[Metric, float] = {}
+        self._gauges: dict[Metric, float] = {}  # the values that were recorded last
         self._queue: queue.SimpleQueue[tuple[Metric, float, tuple[object, ...]] | None] = (
             queue.SimpleQueue()
         )
