@@ -34,10 +34,10 @@ struct BenchFlags {
 
 // The measurements of decoding all prompts once with one plan.
 struct Round {
-    Stats stats;         // the sum over all prompts
-    double seconds = 0;  // the time by which plans are compared
-    double decode_seconds = 0, host_seconds = 0;
-    std::vector<Ids> texts;  // the tokens written for each prompt
+    Stats stats;                                  // the sum over all prompts
+    double seconds = 0;                           // the time by which plans are compared
+    double decode_seconds = 0, host_seconds = 0;  // sums of those in Stats
+    std::vector<Ids> texts;                       // the tokens written for each prompt
 
     double rate() const { return static_cast<double>(stats.generated_tokens) / seconds; }
 };

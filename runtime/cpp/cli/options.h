@@ -11,23 +11,19 @@
 
 namespace pass::cli {
 
-// The bundle, and --device --threads --capacity --trust-bundle --no-weight-cache --no-prefix-cache
-// --speculative-max-concurrency --onnxruntime --tensorrt --plugin --plugin-library
+// The bundle to open, and how it is opened.
 struct EngineFlags {
     std::string bundle;
-    LoadOptions options;
+    LoadOptions options;  // without what the next flags say
     bool trust_bundle = false, no_weight_cache = false, no_prefix_cache = false;
 
     void add_to(CLI::App& command);
     Session open(int slots = 1) const;
 };
 
-// --temperature --top-k --top-p --min-p --seed --presence-penalty --frequency-penalty
-// --repetition-penalty --logit-bias
 struct SamplingFlags {
-    SamplingParams sampling;  // without the next two
-    std::optional<std::string>
-        seed;  // as text, because CLI11 reads 2^63 and above as something else
+    SamplingParams sampling;  // without the seed and the biases
+    std::optional<std::string> seed;
     std::vector<std::string> biases;  // TOKEN=BIAS
 
     void add_to(CLI::App& command);

@@ -12,7 +12,7 @@
 
 namespace pass::cli {
 
-// -p --prompt-file --keep-newline --prompt-ids
+// The prompt, given in one of three ways, or else on standard input.
 struct PromptFlags {
     std::optional<std::string> prompt, file, ids;
     bool keep_newline = false;

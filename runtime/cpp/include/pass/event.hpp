@@ -58,10 +58,10 @@ struct PASS_API Stats {
     std::int64_t passes = 0;
     std::int64_t emitted = 0;  // tokens that passes wrote, also after the end of the text
     std::int64_t steps = 0;
-    std::int64_t drafted = 0;
-    std::int64_t accepted = 0;
+    std::int64_t drafted = 0;             // drafts that steps verified
+    std::int64_t accepted = 0;            // of these, those that were accepted
     std::vector<std::int64_t> histogram;  // [L+1] for i = 0..L, the steps that accepted i drafts
-    double queue_seconds = 0.0;
+    double queue_seconds = 0.0;           // until the request got a slot
     double prefill_seconds = 0.0;
     double decode_seconds = 0.0;
     double engine_seconds = 0.0;  // the part of decode_seconds in which the engine ran

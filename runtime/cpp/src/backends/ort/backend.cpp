@@ -133,13 +133,13 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
     }
     for (const OrtGraph* trunk : {trunk_.get(), plain_trunk_.get()}) {
         if (trunk == nullptr) continue;
-        note_capture(*trunk);
+        note_uncaptured(*trunk);
         trunk->check(manifest_.trunk, &manifest_);
     }
 }
 
-void OrtBackend::note_capture(const OrtGraph& graph) {
-    if (!graph.not_captured().empty()) uncaptured_[graph.file()] = graph.not_captured();
+void OrtBackend::note_uncaptured(const OrtGraph& graph) {
+    if (!graph.why_not_captured().empty()) uncaptured_[graph.file()] = graph.why_not_captured();
 }
 
 std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file,
@@ -242,7 +242,7 @@ BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings&
     std::vector<BoundTensor> inputs = bound_tensors(bindings.inputs),
                              outputs = bound_tensors(bindings.outputs);
     const auto on_failure = [this, file = graph.file()](const std::string& reason) {
-        not_captured(file, reason);
+        note_uncaptured(file, reason);
     };
     Capture capture{graph_id, memory_.get(), overwritten_inputs(inputs, outputs), on_failure};
     inputs.insert(inputs.end(), past.begin(), past.end());
@@ -250,7 +250,7 @@ BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings&
     return {graph, inputs, outputs, std::move(capture)};
 }
 
-void OrtBackend::not_captured(const std::string& file, const std::string& reason) {
+void OrtBackend::note_uncaptured(const std::string& file, const std::string& reason) {
     const bool is_new = uncaptured_.insert_or_assign(file, reason).second;
     if (is_new)  // no warning for every plan, batch and slot
         log(LogLevel::warning, file + " runs without a CUDA graph, and so more slowly: " + reason);
@@ -278,7 +278,7 @@ const OrtGraph& OrtBackend::tail_session(const Graph& graph) {
     if (tail == nullptr) {
         auto opened = std::make_unique<OrtGraph>(engine_.library, engine_.device,
                                                  bundle_ / graph.file, 1, shared_.get());
-        note_capture(*opened);
+        note_uncaptured(*opened);
         opened->check(graph);
         tail = std::move(opened);
     }

@@ -42,7 +42,7 @@ class OrtBackend : public Backend {
    private:
     void open_trunks(const LoadOptions& options);
     // Add `graph` to `uncaptured` if its session had to be opened without captures.
-    void note_capture(const OrtGraph& graph);
+    void note_uncaptured(const OrtGraph& graph);
     // The trunk `file` with packed weights (packed_weights.h); null if there are none.
     std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options,
                                           const Kernels& kernels) const;
@@ -52,7 +52,7 @@ class OrtBackend : public Backend {
     // Run `bound`. Throws DeviceLost if it fails because the device is lost.
     void run_bound(BoundGraph& bound);
     // Record that the graph in `file` could not be captured.
-    void not_captured(const std::string& file, const std::string& reason);
+    void note_uncaptured(const std::string& file, const std::string& reason);
     std::vector<BoundTensor> bound_tensors(const std::vector<Binding>& bindings);
     // graph_id: the number of the CUDA graph. past, present: inputs and outputs of the KV cache.
     BoundGraph bind(int graph_id, const OrtGraph& graph, const Bindings& bindings,

@@ -162,8 +162,8 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
             captures_ = device_.captures(index);
         } catch (const Error& error) {
             if (index + 1 == device_.options.size()) throw;
-            not_captured_ = error.what();
-            log(LogLevel::warning, not_captured_ + " (it is tried without CUDA graphs)");
+            why_not_captured_ = error.what();
+            log(LogLevel::warning, why_not_captured_ + " (it is tried without CUDA graphs)");
         }
     }
 }

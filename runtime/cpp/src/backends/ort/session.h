@@ -61,7 +61,7 @@ class OrtGraph {
     // Whether its first run is captured as a CUDA graph.
     bool captures() const { return captures_; }
     // Why it cannot be captured; empty if it is captured, or the device has no CUDA graphs.
-    const std::string& not_captured() const { return not_captured_; }
+    const std::string& why_not_captured() const { return why_not_captured_; }
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
@@ -78,7 +78,7 @@ class OrtGraph {
     Device device_;
     Owned<OrtSession> session_;
     bool captures_ = false;
-    std::string not_captured_;
+    std::string why_not_captured_;
 };
 
 }  // namespace pass
