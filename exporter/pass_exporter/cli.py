@@ -13,16 +13,14 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from pass_exporter.config import CUDA_ATTENTION, DTYPES, WEIGHTS, EngineConfig, ExportConfig
+from pass_exporter.config import EngineConfig, ExportConfig
 from pass_exporter.engines.target import choose_targets
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.bundle.sampling import RULES
-from pass_runtime.cli.flags import combined, field_option
+from pass_runtime.cli.flags import combined, field_option, flags_of
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_server.triton.config import PARAMETERS
@@ -53,56 +51,19 @@ def _parse_integers(
         ) from None
 
 
-def _engine_options(command: Any) -> Any:
-    """Add the options of engine builds, named as in trtexec and Polygraphy."""
-    choices = [
-        click.option(
-            "--max-batch-size",
-            type=int,
-            default=1,
-            show_default=True,
-            help="Most sequences per pass.",
-        ),
-        click.option(
-            "--max-seq-len",
-            type=int,
-            help="Prompt + output tokens.  [default: 4096, if the model allows]",
-        ),
-        click.option(
-            "--capacity", type=int, help="KV cache entries per sequence, instead of --max-seq-len."
-        ),
-        click.option(
-            "--prefill-widths",
-            metavar="N,N,...",
-            callback=_parse_integers,
-            help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
-        ),
-        click.option(
-            "--workspace",
-            type=int,
-            metavar="MIB",
-            help="Scratch memory of kernels.  [default: all memory]",
-        ),
-        click.option(
-            "--timing-cache",
-            type=click.Path(path_type=Path),
-            help="File to read and update, for faster rebuilds.",
-        ),
-        click.option(
-            "--compute-capability",
-            multiple=True,
-            help="Target, such as 8.9; repeatable.  [default: this machine's]",
-        ),
-        click.option(
-            "--device-memory",
-            type=float,
-            metavar="GIB",
-            help="Memory of the target.  [default: this machine's]",
-        ),
-    ]
-    for option in reversed(choices):
-        command = option(command)
-    return command
+PREFILL_WIDTHS = click.option(
+    "--prefill-widths",
+    metavar="N,N,...",
+    callback=_parse_integers,
+    help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
+)
+"""The flag of a field of `EngineConfig` that is not in its table."""
+ENGINE_FLAGS = combined(
+    flags_of(EngineConfig, "max_batch_size", "max_seq_len", "capacity"),
+    PREFILL_WIDTHS,
+    flags_of(EngineConfig, "workspace", "timing_cache", "compute_capability", "device_memory"),
+)
+"""The options of engine builds, named as in trtexec and Polygraphy."""
 
 
 @click.group(
@@ -112,85 +73,21 @@ def _engine_options(command: Any) -> Any:
 )
 @click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 @model_flags
-@click.option(
-    "--lookahead",
-    type=int,
-    default=4,
-    show_default=True,
-    help=f"L, drafts per pass: 1..{MAX_LOOKAHEAD}.",
-)
-@click.option(
-    "--lookahead-weights",
-    type=click.Path(path_type=Path),
-    help="File that pass-train wrote, or `mean` (untrained).  [default: the model's shipped "
-    "weights, else mean]",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Bundle directory.  [default: <model>-pass<L>]",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Dtype of weights and KV cache.  [default: fp32; with --engine the model's own]",
-)
-@click.option(
-    "--weights",
-    type=click.Choice(WEIGHTS),
-    default="full",
-    show_default=True,
-    help="Format of weights. `full` keeps --dtype, `source` keeps the codes of a .gguf file.",
-)
-@click.option(
-    "--calibrate",
-    type=click.Path(path_type=Path),
-    metavar="TEXT",
-    help="For int4 and w8a8: a text file to calibrate on; `none`: round int4 to the nearest "
-    "codes, for large models on few cores.  [default: the model writes some text]",
-)
+@flags_of(ExportConfig, "lookahead", "lookahead_weights", "output", "dtype", "weights", "calibrate")
 @click.option(
     "--zero-points/--no-zero-points",
     default=None,
     help="A zero point per block of int4 or int8 weights: smaller rounding errors, but not for "
     "TensorRT.  [default: only for int4 in fp32 without --engine]",
 )
-@click.option(
-    "--cuda-attention",
-    type=click.Choice(CUDA_ATTENTION),
-    help="For ONNX Runtime on CUDA, one sequence: `group-query` adds trunks of few nodes with "
-    "GroupQueryAttention, in fp16 only; `attention` adds none.  [default: group-query in fp16, if "
-    "the model's attention allows]",
-)
-@click.option(
-    "--rule",
-    type=click.Choice(RULES),
-    default="match",
-    show_default=True,
-    help="Accept a draft if it is the model's own sample (match), or by speculative sampling "
-    "(rejection).",
-)
-@click.option(
-    "--verify",
-    type=click.Path(path_type=Path),
-    help="Text file to measure perplexity and greedy agreement on.",
-)
-@click.option(
-    "--max-perplexity-ratio",
-    type=float,
-    default=1.25,
-    show_default=True,
-    help="With --verify: fail if the perplexity is more than this times the full-precision "
-    "model's.",
-)
+@flags_of(ExportConfig, "cuda_attention", "rule", "verify", "max_perplexity_ratio")
 @click.option(
     "--engine",
     type=click.Choice(tuple(LIBRARIES)),
     help="Build TensorRT engines too, with the options below.",
 )
-@_engine_options
-@click.option("--force", is_flag=True, help="Replace an existing bundle.")
+@ENGINE_FLAGS
+@flags_of(ExportConfig, "force")
 @one_line_errors
 def main(**options: Any) -> None:
     """Export a frozen decoder with look-ahead embeddings into a bundle, or build engines for
@@ -271,13 +168,8 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
     required=True,
     help="The library to build with.",
 )
-@_engine_options
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Compare the engines' logits with ONNX Runtime's (needs the GPU).",
-)
-@click.option("--force", is_flag=True, help="Rebuild existing engines.")
+@ENGINE_FLAGS
+@flags_of(EngineConfig, "verify", "force")
 @one_line_errors
 def build(bundle: Path, **options: Any) -> None:
     """Build TensorRT engines for BUNDLE. Resumes an interrupted build."""

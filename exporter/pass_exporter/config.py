@@ -10,6 +10,7 @@ from pass_exporter.quantize.spec import SPECS, QuantSpec
 from pass_runtime.backends.trt.library import find_library
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.sampling import RULES, Rule
+from pass_runtime.bundle.values import Options, option
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
 
@@ -24,7 +25,7 @@ NO_CALIBRATION = "none"
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Options):
     """Options of an engine build. Raises PassError if one is out of range.
 
     engine: a name in `backends.trt.library.LIBRARIES`.
@@ -42,31 +43,47 @@ class EngineConfig:
     """
 
     engine: str
-    max_batch_size: int = 1
-    max_seq_len: int | None = None
-    capacity: int | None = None
+    max_batch_size: int = option(
+        1,
+        "Most sequences per pass.",
+        allowed=f"1 to {MAX_BATCH_SIZE}",
+        bounds={"ge": 1, "le": MAX_BATCH_SIZE},
+    )
+    max_seq_len: int | None = option(
+        None, "Prompt + output tokens.", if_none="4096, if the model allows"
+    )
+    capacity: int | None = option(None, "KV cache entries per sequence, instead of --max-seq-len.")
     prefill_widths: tuple[int, ...] | None = None
-    workspace: int | None = None
-    timing_cache: Path | None = None
-    compute_capability: tuple[str, ...] = ()
-    device_memory: float | None = None
-    verify: bool = False
-    force: bool = False
+    workspace: int | None = option(
+        None,
+        "Scratch memory of kernels.",
+        if_none="all memory",
+        metavar="MIB",
+        bounds={"ge": 1},
+        allowed="at least 1 MiB",
+    )
+    timing_cache: Path | None = option(None, "File to read and update, for faster rebuilds.")
+    compute_capability: tuple[str, ...] = option(
+        (), "Target, such as 8.9. Without any: this machine's GPU."
+    )
+    device_memory: float | None = option(
+        None,
+        "Memory of the target.",
+        if_none="this machine's",
+        metavar="GIB",
+        bounds={"gt": 0},
+        allowed="above 0 GiB",
+    )
+    verify: bool = option(False, "Compare the engines' logits with ONNX Runtime's (needs the GPU).")
+    force: bool = option(False, "Rebuild existing engines.")
 
     def __post_init__(self) -> None:
         find_library(self.engine)
-        if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
-            raise PassError(
-                f"--max-batch-size must be 1 to {MAX_BATCH_SIZE}, not {self.max_batch_size}"
-            )
-        if self.workspace is not None and self.workspace < 1:
-            raise PassError(f"--workspace must be at least 1 MiB, not {self.workspace}")
-        if self.device_memory is not None and not self.device_memory > 0:
-            raise PassError(f"--device-memory must be above 0 GiB, not {self.device_memory}")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Options):
     """Options of an export. Raises PassError if they are out of range or do not fit together.
 
     model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of
@@ -97,34 +114,64 @@ class ExportConfig:
     """
 
     model: str
-    lookahead: int = 4
-    lookahead_weights: Path | None = None
-    output: Path | None = None
-    dtype: Dtype = "fp32"
-    weights: str = "full"
+    lookahead: int = option(
+        4,
+        f"L, drafts per pass, 1 to {MAX_LOOKAHEAD}.",
+        allowed=f"1 to {MAX_LOOKAHEAD}",
+        bounds={"ge": 1, "le": MAX_LOOKAHEAD},
+    )
+    lookahead_weights: Path | None = option(
+        None,
+        "File that pass-train wrote, or `mean` (untrained).",
+        if_none="the model's shipped weights, else mean",
+    )
+    output: Path | None = option(
+        None, "Bundle directory.", flag="-o --output", if_none="<model>-pass<L>"
+    )
+    dtype: Dtype = option(
+        "fp32",
+        "Dtype of weights and KV cache.",
+        choices=DTYPES,
+        if_none="fp32; with --engine the model's own",
+    )
+    weights: str = option(
+        "full",
+        "Format of weights. `full` keeps --dtype, `source` keeps the codes of a .gguf file.",
+        choices=WEIGHTS,
+    )
     zero_points: bool | None = None
-    calibrate: Path | None = None
-    rule: Rule = "match"
-    verify: Path | None = None
-    max_perplexity_ratio: float = 1.25
-    force: bool = False
+    calibrate: Path | None = option(
+        None,
+        "For int4 and w8a8: a text file to calibrate on; `none`: round int4 to the nearest codes, "
+        "for large models on few cores.",
+        if_none="the model writes some text",
+        metavar="TEXT",
+    )
+    rule: Rule = option(
+        "match",
+        "Accept a draft if it is the model's own sample (match), or by speculative sampling "
+        "(rejection).",
+        choices=RULES,
+    )
+    verify: Path | None = option(None, "Text file to measure perplexity and greedy agreement on.")
+    max_perplexity_ratio: float = option(
+        1.25,
+        "With --verify: fail if the perplexity is more than this times the full-precision model's.",
+        bounds={"gt": 0},
+        allowed="above 0",
+    )
+    force: bool = option(False, "Replace an existing bundle.")
     revision: str | None = None
-    cuda_attention: str | None = None
+    cuda_attention: str | None = option(
+        None,
+        "For ONNX Runtime on CUDA, one sequence: `group-query` adds trunks of few nodes with "
+        "GroupQueryAttention, in fp16 only; `attention` adds none.",
+        if_none="group-query in fp16, if the model's attention allows",
+        choices=CUDA_ATTENTION,
+    )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
-            raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
-        if self.dtype not in DTYPES:
-            raise PassError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.rule not in RULES:
-            raise PassError(f"--rule must be one of {', '.join(RULES)}, not {self.rule!r}")
-        if self.weights not in WEIGHTS:
-            raise PassError(f"--weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
-        if self.cuda_attention not in (*CUDA_ATTENTION, None):
-            raise PassError(
-                f"--cuda-attention must be one of {', '.join(CUDA_ATTENTION)}, not "
-                f"{self.cuda_attention!r}"
-            )
+        super().__post_init__()
         if self.cuda_attention == GROUP_QUERY and self.dtype != "fp16":
             raise PassError(
                 f"--cuda-attention {GROUP_QUERY} is for --dtype fp16: it has no kernel for others"
@@ -134,10 +181,6 @@ class ExportConfig:
         if self.calibrate is not None and not SPECS[self.weights].reads_text:
             raise PassError(
                 f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text"
-            )
-        if not self.max_perplexity_ratio > 0:
-            raise PassError(
-                f"--max-perplexity-ratio must be above 0, not {self.max_perplexity_ratio:g}"
             )
         if self._rounds_to_nearest and not SPECS[self.weights].gptq:
             raise PassError(

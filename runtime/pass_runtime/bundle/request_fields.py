@@ -119,6 +119,7 @@ PENALTY_FIELDS = (
         "biases",
         {},
         "Added to the logit of a token, by token id.",
+        metavar="TOKEN=BIAS",
         allowed="-100 to 100",
         bounds={"ge": -100, "le": 100},
         triton=None,

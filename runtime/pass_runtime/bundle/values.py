@@ -84,7 +84,7 @@ def short_repr(value: Any) -> str:
 
 MAX_BIASES = 1024
 """The most tokens that `logit_bias` may have."""
-Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases"]
+Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases", "path"]
 CONVERTERS = {
     "number": number,
     "whole": whole_number,
@@ -101,8 +101,10 @@ KINDS: dict[str, Kind] = {
     "bool": "flag",
     "str": "text",
     "tuple[str,": "texts",
+    "Path": "path",
 }
-"""The kind of an option, by the first word of its field's annotation."""
+"""The kind of an option, by the first word of its field's annotation. Others are texts with
+choices."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class OptionField:
     the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are valid.
     if_none: what None means, in words; the value may be None if this is set, or if `default` is
     None. flag: the option of a command, with its dashes; "" makes it of the field's name, and None
-    stands for no flag. The flag of a field of the kind "flag" sets it to `not default`.
+    stands for no flag. The flag of a field of the kind "flag" sets it to `not default`. metavar:
+    what --help shows for the value, if not its type.
     """
 
     name: str
@@ -127,6 +130,7 @@ class OptionField:
     choices: tuple[str, ...] = ()
     if_none: str = ""
     flag: str | None = ""
+    metavar: str | None = None
 
     def __post_init__(self) -> None:
         if self.flag == "":
@@ -199,7 +203,10 @@ class Options:
         """The descriptions of the fields that `option` made, by name."""
         return {
             each.name: OptionField(
-                each.name, KINDS[str(each.type).partition(" ")[0]], each.default, **each.metadata
+                each.name,
+                KINDS.get(str(each.type).partition(" ")[0], "text"),
+                each.default,
+                **each.metadata,
             )
             for each in fields(cls)  # type: ignore[arg-type]
             if each.metadata

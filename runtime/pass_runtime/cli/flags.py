@@ -52,7 +52,7 @@ def _biases(
 PATH = click.Path(path_type=Path)
 CONSTRAINT_FIELDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The fields of `Constraint` that have flags."""
-FLAG_TYPES = {"number": float, "whole": int, "ids": int}
+FLAG_TYPES = {"number": float, "whole": int, "ids": int, "path": PATH}
 """The type of a flag's value, by `OptionField.kind`. Flags of other kinds are strings."""
 REPEATABLE_KINDS = ("texts", "stops", "ids", "biases")
 """The values of `OptionField.kind` whose flags may be given several times."""
@@ -65,7 +65,7 @@ def field_option(field: OptionField, *, unset: bool = False) -> Callable[[F], F]
     default = None if unset else field.default
     if field.kind == "flag":
         return click.option(
-            *(field.flag, field.name),
+            *(*field.flag.split(), field.name),
             is_flag=True,
             flag_value=not field.default,
             default=default,
@@ -74,17 +74,18 @@ def field_option(field: OptionField, *, unset: bool = False) -> Callable[[F], F]
     value_type = click.Choice(field.choices) if field.choices else FLAG_TYPES.get(field.kind, str)
     if field.kind in REPEATABLE_KINDS:
         return click.option(
-            *(field.flag, field.name),
+            *(*field.flag.split(), field.name),
             type=value_type,
             multiple=True,
-            metavar="TOKEN=BIAS" if field.kind == "biases" else None,
+            metavar=field.metavar,
             callback=_biases if field.kind == "biases" else None,
             help=f"{field.help} May be given several times.",
         )
     shown = field.if_none or field.default
     return click.option(
-        *(field.flag, field.name),
+        *(*field.flag.split(), field.name),
         type=value_type,
+        metavar=field.metavar,
         default=None if field.if_none else default,
         help=field.help + ("" if shown is None else f"  [default: {shown}]"),
     )
