@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from engine_sessions import Gpu, with_engines
-from fake_gpu import VERSION, FakeCuda
+from fake_cuda import FakeCuda
 from fake_ort_cuda import FakeCaptures
+from fake_tensorrt import VERSION
 from pass_run import output, refusal
 
 from pass_runtime import read_manifest
@@ -73,7 +74,7 @@ def test_captured_graphs_of_onnx_runtime_are_listed(
     }
     trunk = read_manifest(tiny_bundle).trunk_file("cpu", DEFAULT_BATCH)
     assert {line.removeprefix("captured: yes, ") for line in lines} > {trunk, *tails}
-    assert not memory.blocks
+    assert not memory.allocations
 
 
 def test_devices_without_cuda_graphs_are_refused(tiny_bundle: Path):

@@ -17,7 +17,7 @@ from decodings import directory
 
 NEEDS_EXPORTER = re.compile(
     r"^(from|import) (pass_exporter|pass_trainer|torch|transformers|onnx|onnx_ir"
-    r"|fake_gpu|engine_sessions|aliasing|tail_runs)\b",
+    r"|fake_engines|engine_sessions|aliasing|tail_runs)\b",
     re.MULTILINE,
 )
 

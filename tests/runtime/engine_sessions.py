@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fake_gpu import FakeCuda, FakeTensorRT, FakeTensorRTX, add_fake_engines
+from fake_cuda import FakeCuda
+from fake_engines import add_fake_engines
+from fake_tensorrt import FakeTensorRT, FakeTensorRTX
 from tokenizers import Tokenizer
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
@@ -53,7 +55,7 @@ class Gpu:
     def assert_empty(self) -> None:
         """Everything on the device was freed."""
         cuda = self.cuda
-        assert not cuda.blocks and not cuda.pinned and not cuda.streams and not cuda.graphs
+        assert not cuda.allocations and not cuda.pinned and not cuda.streams and not cuda.graphs
         assert cuda.undestroyed == 0 and cuda.capturing is None
 
 

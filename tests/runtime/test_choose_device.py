@@ -8,7 +8,7 @@ import sys
 
 import onnxruntime as ort
 import pytest
-from fake_gpu import FakeCuda, driver
+from fake_cuda import FakeCuda, cuda_without_gpu
 
 from pass_runtime import packages
 from pass_runtime.backends.ort import engine
@@ -16,7 +16,8 @@ from pass_runtime.backends.ort.engine import choose_device
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 
-NO_DRIVER, OLD_DRIVER, NO_GPU = driver(0), driver(12040), driver(13040, (0, 0))
+NO_DRIVER, OLD_DRIVER = cuda_without_gpu(0), cuda_without_gpu(12040)
+NO_GPU = cuda_without_gpu(13040, (0, 0))
 REPAIR = "run: pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
 
 

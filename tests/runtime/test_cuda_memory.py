@@ -18,7 +18,7 @@ from engine_sessions import (
     cpu_session,
     submit_together,
 )
-from fake_gpu import FakeCuda, driver
+from fake_cuda import FakeCuda, cuda_without_gpu
 from tokenizers import Tokenizer
 
 from pass_runtime import GenerateOptions, Session
@@ -62,8 +62,8 @@ def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Pat
         for _ in range(2):
             for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
                 assert_cpu_writes(adapter_bundle, one, stream.result().token_ids)
-        assert device.mallocs > len(device.blocks)  # some were freed
-    assert not device.blocks and not device.streams
+        assert device.mallocs > len(device.allocations)  # some were freed
+    assert not device.allocations and not device.streams
 
 
 @pytest.mark.slow
@@ -71,10 +71,10 @@ def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
     device = FakeCuda()
     session = open_on(device)
     session.generate_ids(*ASKED[0]).result()
-    assert device.blocks
+    assert device.allocations
     del session
     gc.collect()
-    assert not device.blocks and not device.streams
+    assert not device.allocations and not device.streams
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_every_allocation_may_fail(open_on: Open, expected: list[list[int]]):
             assert device.fail_malloc <= 0 or not failures
             device.fail_malloc = 0
             assert count_failures(session, ASKED, expected, "") == 0
-        assert not device.blocks and not device.streams
+        assert not device.allocations and not device.streams
         if not failures:
             break
         failed += 1
@@ -121,20 +121,21 @@ def test_without_cuda_python_the_error_names_the_command(monkeypatch):
 
 
 def test_an_old_driver_is_named_with_the_one_that_is_needed():
-    message = why_no_device(driver(12040))
+    message = why_no_device(cuda_without_gpu(12040))
     assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in message
     assert "a driver for CUDA 13, 580 or newer" in message
     assert "install" not in message.replace("installed", "")
-    assert "a driver for CUDA 12, 525 or newer" in why_no_device(driver(11080, library=12090))
+    with_library_12 = cuda_without_gpu(11080, library_version=12090)
+    assert "a driver for CUDA 12, 525 or newer" in why_no_device(with_library_12)
     message = r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"
     with pytest.raises(PassError, match=message):
-        Cuda(driver(12040))
+        Cuda(cuda_without_gpu(12040))
 
 
 def test_no_driver_and_no_gpu_have_their_own_messages():
-    message = why_no_device(driver(0))
+    message = why_no_device(cuda_without_gpu(0))
     assert "there is no NVIDIA driver" in message and "older" not in message
-    assert "CUDA_VISIBLE_DEVICES" in why_no_device(driver(13040, (0, 0)))
+    assert "CUDA_VISIBLE_DEVICES" in why_no_device(cuda_without_gpu(13040, (0, 0)))
 
 
 def test_the_gpu_extra_holds_what_the_device_needs():

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 from engine_sessions import Gpu, tokens, with_engines
-from fake_gpu import FakeCuda
+from fake_cuda import FakeCuda
 from test_ort_engine import Cuda as FakeSession
 
 from pass_runtime import load
@@ -74,7 +74,7 @@ def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
         thread.start()
         thread.join()
         assert two.cuda.cudaGetDevice()[1] == before
-    assert two.cuda.worked == {number} and two.cuda.cudaGetDevice()[1] == before
+    assert two.cuda.used_devices == {number} and two.cuda.cudaGetDevice()[1] == before
     two.assert_empty()
 
 
@@ -96,9 +96,9 @@ def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch):
     assert [tried["device_id"] for tried in session.tried] == ["1", "1"]
     assert set(session.tried[0]) > {"enable_cuda_graph", "use_tf32"}
     memory = open_memory("cuda:1")
-    assert two.cuda.worked == {1}
+    assert two.cuda.used_devices == {1}
     memory.close()
-    assert two.cuda.worked == {1}
+    assert two.cuda.used_devices == {1}
     bound: list[tuple[object, ...]] = []
 
     class Binding:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engine_sessions import SAMPLINGS, Asked, cpu_session, submit_together
-from fake_gpu import FakeCuda
+from fake_cuda import FakeCuda
 from fake_ort_cuda import FakeCaptures
 from tokenizers import Tokenizer
 
@@ -57,7 +57,7 @@ def session(adapter_bundle: Path, captures: FakeCaptures) -> Iterator[Session]:
     device = FakeCuda()
     with open_on(adapter_bundle, device) as session:
         yield session
-    assert not device.blocks and not device.streams
+    assert not device.allocations and not device.streams
 
 
 def test_a_run_that_captures_writes_its_tokens_once(
@@ -134,7 +134,7 @@ def test_a_device_error_in_a_capture_closes_the_session(
     session = open_on(adapter_bundle, device)
 
     def lose(*_given: object) -> None:
-        device.sticky = 700
+        device.sticky_error = 700
         raise RuntimeError("CUDA failure 700: an illegal memory access was encountered")
 
     monkeypatch.setattr(captures, "run", lose)

@@ -22,7 +22,8 @@ from engine_sessions import (
     tokens,
     with_engines,
 )
-from fake_gpu import FakeContext, FakeEngine, FakeTensorRT, driver
+from fake_cuda import cuda_without_gpu
+from fake_tensorrt import FakeContext, FakeEngine, FakeTensorRT
 
 from conftest import SilentProgress
 from pass_exporter.config import EngineConfig
@@ -338,7 +339,7 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
 
 
 def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu):
-    gpu.cuda = driver(12040)
+    gpu.cuda = cuda_without_gpu(12040)
     with pytest.raises(PassError, match=r"none is visible \(.* CUDA up to 12\.4, .* 580 or newer"):
         gpu.open()
 
@@ -352,7 +353,7 @@ def test_auto_logs_why_engines_are_not_used(
     level: str,
 ):
     """With a driver, even an old one, it is a warning: the GPU is meant to be used."""
-    monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: driver(version))
+    monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: cuda_without_gpu(version))
     caplog.set_level("INFO", "pass_runtime.device")
     assert find_engine_library(gpu.manifest) is None
     (record,) = [each for each in caplog.records if "engines are not used" in each.message]
@@ -416,7 +417,7 @@ def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch):
     found = compare_engines(gpu.bundle, "tensorrt")
     assert [comparison.plan for comparison in found] == ["ar", "draft-8", "verify-8", "fused-8"]
     assert all(comparison.relative < 1e-5 for comparison in found)
-    assert not gpu.cuda.blocks
+    assert not gpu.cuda.allocations
     run = FakeContext._run
 
     def inexact(self, shapes, addresses):

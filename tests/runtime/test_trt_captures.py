@@ -17,7 +17,8 @@ from engine_sessions import (
     tokens,
     with_engines,
 )
-from fake_gpu import FakeContext, FakeCuda, FakeRuntimeCache
+from fake_cuda import FakeCuda
+from fake_tensorrt import FakeContext, FakeRuntimeCache
 
 from pass_runtime import GenerateOptions
 from pass_runtime.backends.base import PassKind
@@ -96,7 +97,7 @@ def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
 
 def test_a_device_error_in_a_capture_closes_the_session(gpu: Gpu, monkeypatch):
     def lose(cuda: FakeCuda, _stream: int, _mode: int) -> tuple[int]:
-        cuda.sticky = 719
+        cuda.sticky_error = 719
         return (719,)
 
     monkeypatch.setattr(FakeCuda, "cudaStreamBeginCapture", lose)
@@ -261,7 +262,7 @@ class TestRuntimeCache:
         )
         session = gpu.open()
         tokens(session)
-        gpu.cuda.sticky = 700
+        gpu.cuda.sticky_error = 700
         with pytest.raises(PassError, match="works no more"):
             tokens(session)
         session.close()

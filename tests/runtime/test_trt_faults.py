@@ -21,7 +21,7 @@ from engine_sessions import (
     tokens,
     with_engines,
 )
-from fake_gpu import FakeContext
+from fake_tensorrt import FakeContext
 from fastapi import FastAPI
 
 from pass_runtime import GenerateOptions, Session
@@ -190,7 +190,7 @@ def test_an_error_that_loses_the_device_closes_the_session(gpu: Gpu, code: int):
     running = [session.generate_ids(*one) for one in LONG]
     next(running[0])
     waiting = session.generate_ids(*ASKED[0])
-    gpu.cuda.sticky = code
+    gpu.cuda.sticky_error = code
     lost = rf"^the GPU works no more for this process \(CUDA error {code}, .*restart the process$"
     for stream in (*running, waiting):
         with pytest.raises(PassError, match=lost):
@@ -216,8 +216,8 @@ def get(app: FastAPI, path: str) -> int:
 @pytest.mark.parametrize("code", [2, 46, 900])
 def test_other_errors_close_nothing(gpu: Gpu, expected: list[list[int]], code: int):
     with gpu.open(max_batch_size=SLOTS) as session:
-        gpu.cuda.sticky = code
+        gpu.cuda.sticky_error = code
         failed = count_failures(session, ASKED, expected, "")
-        gpu.cuda.sticky = 0
+        gpu.cuda.sticky_error = 0
         assert failed == SLOTS and not session.closed
         assert count_failures(session, ASKED, expected, "") == 0

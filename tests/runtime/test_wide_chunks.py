@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from engine_sessions import SAMPLINGS, Gpu, assert_cpu_writes, submit_together
-from fake_gpu import add_fake_engines
+from fake_engines import add_fake_engines
 
 from conftest import export_bundle, make_model
 from pass_runtime import GenerateOptions

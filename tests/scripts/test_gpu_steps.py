@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fake_gpu import FakeCuda
+from fake_cuda import FakeCuda
 from safetensors.numpy import load_file
 
 from pass_runtime import load
@@ -34,7 +34,7 @@ def test_the_device_step_copies_and_captures():
     results = {check["check"]: check["result"] for check in report["checks"]}
     assert (results["copy"], results["capture"]) == ("unchanged", "replayed twice")
     assert not report["uncaptured"]
-    assert not gpu.blocks and not gpu.streams and not gpu.graphs
+    assert not gpu.allocations and not gpu.streams and not gpu.graphs
 
 
 @pytest.mark.slow
@@ -43,14 +43,14 @@ def test_a_refused_capture_is_reported_with_its_reason(monkeypatch: pytest.Monke
     monkeypatch.setattr(gpu, "cudaStreamBeginCapture", lambda *_: (900,), raising=False)
     report = gpu_steps.check_device(gpu)
     assert "CUDA error 900" in report["uncaptured"]["a copy"]
-    assert not gpu.blocks and not gpu.streams
+    assert not gpu.allocations and not gpu.streams
 
 
 def test_too_little_memory_is_an_error():
     gpu = FakeCuda(target=(8, 9), limit=gpu_steps.COPY_BYTES - 1)
     with pytest.raises(PassError, match="the GPU has no 1 MiB left"):
         gpu_steps.check_device(gpu)
-    assert not gpu.blocks and not gpu.streams
+    assert not gpu.allocations and not gpu.streams
 
 
 def test_a_copy_with_changed_bytes_is_an_error(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Gives a Python process one fake GPU: imports of cuda-python and TensorRT return the fakes of
-tests/runtime/fake_gpu.py. Python imports this file at its start if PYTHONPATH has its directory.
+tests/runtime (fake_cuda.py, fake_tensorrt.py). Python imports this file at its start if PYTHONPATH
+has its directory.
 
 The environment variable FAKE_GPU holds the GPU's faults as JSON: `driver` (the newest CUDA version
 that the driver runs; 0: there is no driver), `limit` (bytes of memory), `fail_capture` (the
@@ -31,7 +32,7 @@ FAULTS = json.loads(os.environ.get("FAKE_GPU", "{}"))
 def fake_cuda() -> Any:
     """Return the stand-in for cuda.bindings.runtime."""
     sys.path.append(str(ROOT / "tests/runtime"))
-    from fake_gpu import FakeCuda
+    from fake_cuda import FakeCuda
 
     gpu = FakeCuda(limit=FAULTS.get("limit", 1 << 30))
     gpu.fail_capture = FAULTS.get("fail_capture", "")
@@ -47,8 +48,8 @@ def fake_cuda() -> Any:
 
 @cache
 def fake_tensorrt() -> Any:
-    device = fake_cuda()  # which also makes fake_gpu importable
-    from fake_gpu import FakeTensorRT
+    device = fake_cuda()  # which also makes fake_tensorrt importable
+    from fake_tensorrt import FakeTensorRT
 
     library = FakeTensorRT(device)
     library.__version__ = FAULTS.get("version", library.__version__)
@@ -58,7 +59,7 @@ def fake_tensorrt() -> Any:
 def build_engines(bundle: Path, config: Any, _progress: Any) -> None:
     """Stand in for `build_engines` of the exporter: add engines that the fake TensorRT can load."""
     fake_cuda()
-    from fake_gpu import add_fake_engines
+    from fake_engines import add_fake_engines
 
     from pass_runtime.bundle.read import read_manifest
     from pass_runtime.errors import PassError
