@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pass_exporter.quantize.spec import SPECS, QuantSpec
 from pass_runtime.backends.trt.library import find_library
@@ -26,22 +26,18 @@ NO_CALIBRATION = "none"
 
 @dataclass(frozen=True)
 class EngineConfig(Options):
-    """Options of an engine build. Raises PassError if one is out of range.
+    """Options of an engine build. Raises PassError if one is out of range. What the help of a flag
+    does not say:
 
     engine: a name in `backends.trt.library.LIBRARIES`.
-    max_batch_size: the largest number of sequences in a pass.
     max_seq_len: prompt and output tokens of the longest sequence, from which the build computes the
     KV capacity. capacity: the KV capacity itself, in tokens, which may be given instead.
     prefill_widths: the sizes in tokens of the chunks in which prompts are prefilled; None lets the
     build choose them.
-    workspace: the limit in MiB on the kernels' scratch memory; None for no limit.
-    timing_cache: the library's file of kernel timings, which is read and updated; None for none.
-    compute_capability: GPUs to build for, such as 8.9 or sm89; () means the GPU of this machine.
-    device_memory: GiB of memory on the target GPU; None means that of this machine's GPU.
-    verify: after the build, compare the engines' logits with ONNX Runtime's.
-    force: rebuild existing engines.
+    compute_capability: such as 8.9 or sm89.
     """
 
+    label_prefix: ClassVar[str] = "--"
     engine: str
     max_batch_size: int = option(
         1,
@@ -84,35 +80,24 @@ class EngineConfig(Options):
 
 @dataclass(frozen=True)
 class ExportConfig(Options):
-    """Options of an export. Raises PassError if they are out of range or do not fit together.
+    """Options of an export. Raises PassError if they are out of range or do not fit together. What
+    the help of a flag does not say:
 
     model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of
     a hub id.
-    lookahead: L, the number of look-ahead embeddings, and so of drafts that follow one another.
     lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained
-    baseline; None means the weights that are shipped for the model, or else the baseline.
-    output: the bundle directory; None names it after the model.
-    weights: "full" keeps the dtype; the others quantize every linear layer's weight (see
-    quantize/spec.py).
+    baseline.
+    weights: all but "full" quantize every linear layer's weight (see quantize/spec.py).
     zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding
     errors smaller but is not supported by TensorRT; None means True for int4 in fp32 (the dtype for
     CPUs), and False otherwise.
-    calibrate: a text file that guides the rounding of int4 weights and gives w8a8 the ranges of its
-    activations; None lets the model write the text. Path(NO_CALIBRATION) rounds int4 weights to the
-    nearest codes without a text, for large models on few cores.
-    rule: "match" accepts a draft if it equals the model's own sample, so the text is that of plain
-    decoding; "rejection" is the paper's rule: it accepts more sampled drafts, but only the
-    distribution of texts is that of plain decoding.
-    verify: a text file on which the bundle's perplexity, and how often its greedy choice is the
-    full-precision model's, are measured; None measures neither.
-    max_perplexity_ratio: the export fails if that perplexity is more than this times the
-    full-precision model's.
-    force: replace an existing bundle.
-    cuda_attention: "group-query" adds trunks of ONNX Runtime's own operators for CUDA
-    (derived/cuda.py), "attention" adds none; None adds them in fp16 if they can compute the model's
-    attention.
+    calibrate: guides the rounding of int4 weights, and gives w8a8 the ranges of its activations.
+    rule: with "match" the text is that of plain decoding; "rejection" is the paper's rule: it
+    accepts more sampled drafts, but only the distribution of texts is that of plain decoding.
+    cuda_attention: see derived/cuda.py.
     """
 
+    label_prefix: ClassVar[str] = "--"
     model: str
     lookahead: int = option(
         4,

@@ -12,15 +12,14 @@ from rich.table import Table
 
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.cli.flags import PATH, flags_of, refuse_given
 from pass_runtime.cli.tables import show_table
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
+from pass_trainer.config import Recipe, TrainConfig
 from pass_trainer.corpus import SELF_NAME
-
-PATH = click.Path(path_type=Path)
 
 
 def _read_temperatures(
@@ -45,14 +44,6 @@ DATA = click.option(
 MODEL = click.option(
     "--model", help="Registry name, hub id (owner/name), local directory, or .gguf file."
 )
-LOOKAHEAD = click.option(
-    "--lookahead",
-    type=int,
-    default=4,
-    show_default=True,
-    help=f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}.",
-)
-DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 TABLE_CHARACTERS = 110
 """Characters in a line of a table if stderr is not a terminal."""
 
@@ -68,79 +59,10 @@ TABLE_CHARACTERS = 110
 @click.option(
     "-o", "--output", type=PATH, help="Directory for weights, metrics, curves and model card."
 )
-@LOOKAHEAD
-@click.option(
-    "--adapter",
-    type=click.Choice(["none", "lora"]),
-    default="none",
-    show_default=True,
-    help="Adapter for look-ahead rows.",
-)
-@click.option("--rank", type=int, default=32, show_default=True, help="Rank of the adapter.")
-@click.option(
-    "--adapter-from",
-    type=int,
-    default=0,
-    show_default=True,
-    help="First layer with an adapter, from 0.",
-)
-@click.option(
-    "--head", is_flag=True, help="Also train a draft head, which reads the token before each draft."
-)
-@click.option(
-    "--head-rank", type=int, help="Rank of the head's token table.  [default: 96, or --start's]"
-)
-@click.option(
-    "--head-width", type=int, help="Size of the head's hidden state.  [default: 384, or --start's]"
-)
-@click.option(
-    "--start", type=PATH, help="Weights to start from; an adapter of higher rank is truncated."
-)
-@click.option(
-    "--steps",
-    type=int,
-    help="Optimizer steps. With --resume, a larger number extends the run.  [default: 2000, or "
-    "the run's]",
-)
-@click.option(
-    "--minutes",
-    type=float,
-    help="In place of --steps: the time of the whole run, text and written weights included.",
-)
-@click.option(
-    "--batch",
-    type=int,
-    help="Sequences per step and process.  [default: 1; on a GPU as many as fit, at most 64]",
-)
-@click.option(
-    "--anchors",
-    type=int,
-    default=48,
-    show_default=True,
-    help="Tokens per sequence after which drafts are trained.",
-)
-@click.option(
-    "--lr",
-    type=float,
-    default=2e-3,
-    show_default=True,
-    help="Learning rate of adapter and head; that of the embeddings is 10 times as high.",
-)
-@click.option(
-    "--decay",
-    type=float,
-    default=0.8,
-    show_default=True,
-    help="Loss weight of a draft relative to the draft before it.",
-)
-@click.option(
-    "--aim",
-    type=click.Choice(["distribution", "acceptance", "both"]),
-    default="distribution",
-    show_default=True,
-    help="The loss. distribution: KL divergence from the model's distributions. acceptance: mostly "
-    "the probability that a draft is rejected. both: distribution for 70 % of the run, then "
-    "acceptance.",
+@flags_of(
+    TrainConfig,
+    *("lookahead", "adapter", "rank", "adapter_from", "head", "head_rank", "head_width", "start"),
+    *("steps", "minutes", "batch", "anchors", "lr", "decay", "aim"),
 )
 @click.option(
     "--sequences",
@@ -148,11 +70,7 @@ TABLE_CHARACTERS = 110
     help="Number of sequences of training text.  [default: 1024; with --minutes as many as the "
     "model writes]",
 )
-@click.option(
-    "--held-out",
-    type=int,
-    help="Number of sequences to measure and not to train on.  [default: one in 16, at most 32]",
-)
+@flags_of(TrainConfig, "held_out")
 @click.option(
     "--sequence-length",
     type=int,
@@ -183,47 +101,9 @@ TABLE_CHARACTERS = 110
     help="Temperatures of training text, which shards (64 sequences on a CPU) use in turn; 0 is "
     "greedy.",
 )
-@click.option(
-    "--write-with",
-    type=click.Choice(["auto", "torch", "w8a8"]),
-    default="auto",
-    show_default=True,
-    help="What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 on a CPU with "
-    "one process, else torch.",
-)
-@click.option(
-    "--write-text",
-    type=click.Choice(["auto", "first", "between", "beside"]),
-    default="auto",
-    show_default=True,
-    help="When training text is written: first (before the first step), between steps, or beside "
-    "training, by another process. auto: beside on a GPU; on a CPU first, or between with "
-    "--minutes.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Seed of training text, weights and batches.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["bf16", "fp32"]),
-    default="bf16",
-    show_default=True,
-    help="Dtype of the frozen model.",
-)
-@DEVICE
-@click.option(
-    "--resume", is_flag=True, help="Continue from the last checkpoint in --output, if there is one."
-)
-@click.option(
-    "--checkpoint-minutes",
-    type=float,
-    default=5.0,
-    show_default=True,
-    help="Time between checkpoints; with --minutes at most a tenth of that time.",
+@flags_of(
+    TrainConfig,
+    *("write_with", "write_text", "seed", "dtype", "device", "resume", "checkpoint_minutes"),
 )
 @click.pass_context
 @one_line_errors
@@ -242,8 +122,6 @@ def main(context: click.Context, /, **options: Any) -> None:
     # --help and errors in options should not wait for the import of torch, which takes seconds.
     with importing():
         from pass_trainer.checkpoint import planned_length
-        from pass_trainer.config import TrainConfig
-        from pass_trainer.distill import Recipe
         from pass_trainer.run import is_main, run
     if options["steps"] is None and options["minutes"] is None:
         run_length = planned_length(options["output"]) if options["resume"] else {}
@@ -300,7 +178,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.option(
     "--top-k", type=int, default=0, show_default=True, help="Top-k of sampled answers; 0 is off."
 )
-@LOOKAHEAD
+@flags_of(TrainConfig, "lookahead")
 @click.option(
     "--dtype",
     type=click.Choice(["bf16", "fp32"]),
@@ -308,7 +186,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     show_default=True,
     help="Dtype of the model.",
 )
-@DEVICE
+@flags_of(TrainConfig, "device")
 @click.option(
     "--record", is_flag=True, help="Write the results into WEIGHTS and the model card beside it."
 )
@@ -358,8 +236,6 @@ def _print_evaluation(report: dict[str, Any]) -> None:
 
 
 def _refuse_unused_options(options: dict[str, Any]) -> None:
-    from pass_runtime.cli.flags import refuse_given
-
     if options["adapter"] == "none":
         refuse_given("there is no adapter without --adapter lora", "rank", "adapter_from")
     if not options["head"]:

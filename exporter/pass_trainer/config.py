@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pass_runtime.bundle.plan import MAX_LOOKAHEAD
+from pass_runtime.bundle.values import Options, option
 from pass_runtime.errors import PassError
-from pass_trainer.distill import Recipe
-from pass_trainer.drafter import Aim
 
 AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "w8a8"]
 WriteText = Literal["auto", "first", "between", "beside"]
 TrainDtype = Literal["fp32", "bf16"]
+Aim = Literal["distribution", "acceptance", "both"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
 """Default sizes of a new draft head. Larger ones cost a CPU more than they gain."""
@@ -24,78 +24,172 @@ MAX_HELD_OUT = 32
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Options of a training run. Raises PassError if one is out of range.
+class Recipe:
+    """How sequences are made.
+
+    sequences: how many are made; None: as many as are written until a run with --minutes ends.
+    length: N, the most tokens of a sequence, prompt included.
+    prompt: the fewest and the most tokens of a prompt that is an excerpt.
+    temperatures: shards use them in turn; 0 is greedy.
+    chat: the share of excerpts that become a chat message, if the model has a chat template.
+    """
+
+    sequences: int | None = 1024
+    length: int = 256
+    prompt: tuple[int, int] = (16, 64)
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    chat: float = 0.25
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        fewest, most = self.prompt
+        if not 1 <= fewest <= most < self.length:
+            raise PassError(
+                f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below "
+                "--sequence-length"
+            )
+        if not 0 <= self.chat <= 1:
+            raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
+        if self.sequences is not None and self.sequences < 2:
+            raise PassError(f"--sequences must be at least 2, not {self.sequences}")
+
+    @property
+    def max_message_tokens(self) -> int:
+        """The most tokens of a prompt that is a chat message: half of a sequence."""
+        return self.length // 2
+
+
+@dataclass(frozen=True)
+class TrainConfig(Options):
+    """Options of a training run. Raises PassError if one is out of range. What the help of a flag
+    does not say:
 
     model, revision: what pass-export takes.
     data: text files, directories or JSON lines from which prompts are taken; `self` lets the model
     write prompts.
     output: the directory of the run.
-    lookahead: L, the number of look-ahead embeddings.
     adapter: `lora` trains low-rank adapters of `rank` for look-ahead rows, in the layers from
     `adapter_from` on.
-    head: whether a draft head is trained, too. head_rank is the number of columns of its token
-    table, head_width the size of its state. None means the sizes of the head of `start`, or
-    HEAD_RANK and HEAD_WIDTH. A smaller head of `start` is widened.
-    start: a weights file to start from; its adapter is truncated to `rank`.
-    write_with: what writes training text, see `text_supply.text_writer_name`.
-    write_text: when training text is written, see `text_supply`.
+    head_rank: the number of columns of the head's token table. A head of `start` that is smaller
+    than head_rank and head_width is widened.
+    write_with: see `text_supply.text_writer_name`. write_text: see `text_supply`.
     recipe: how training text is made.
-    steps: the number of optimizer steps.
-    minutes: in place of `steps`, the time from the start of the run to its written weights.
-    batch: sequences per step and process; None means `device_sizes.batch_size`.
-    anchors: tokens per sequence after which drafts are trained.
-    lr: the learning rate of adapter and head; that of the embeddings is ten times as high.
-    decay: the loss weight of a draft relative to the draft before it.
-    aim: the loss, see `Drafter.forward`.
-    held_out: how many sequences are measured and not trained on; None means one in 16, at most
-    MAX_HELD_OUT.
-    dtype: the dtype of the frozen model; trained weights are fp32.
-    resume: whether the run continues from the checkpoint in `output`, if there is one.
-    checkpoint_minutes: the time between two checkpoints, or a tenth of `minutes` if that is less.
+    batch: None means `device_sizes.batch_size`.
+    aim: see `Drafter.forward`.
+    dtype: trained weights are fp32 in any case.
     """
 
+    label_prefix: ClassVar[str] = "--"
     model: str
     data: tuple[Path, ...]
     output: Path
-    lookahead: int = 4
-    adapter: AdapterKind = "none"
-    rank: int = 32
-    adapter_from: int = 0
-    head: bool = False
-    head_rank: int | None = None
-    head_width: int | None = None
-    start: Path | None = None
-    write_with: WriteWith = "auto"
-    write_text: WriteText = "auto"
-    steps: int | None = 2000
-    minutes: float | None = None
-    batch: int | None = None
-    anchors: int = 48
-    lr: float = 2e-3
-    decay: float = 0.8
-    aim: Aim = "distribution"
-    held_out: int | None = None
-    seed: int = 0
-    dtype: TrainDtype = "bf16"
-    device: str = "auto"
-    resume: bool = False
-    checkpoint_minutes: float = 5.0
+    lookahead: int = option(
+        4,
+        f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}.",
+        allowed=f"1 to {MAX_LOOKAHEAD}",
+        bounds={"ge": 1, "le": MAX_LOOKAHEAD},
+    )
+    adapter: AdapterKind = option(
+        "none", "Adapter for look-ahead rows.", choices=get_args(AdapterKind)
+    )
+    rank: int = option(32, "Rank of the adapter.", bounds={"ge": 1})
+    adapter_from: int = option(0, "First layer with an adapter, from 0.", bounds={"ge": 0})
+    head: bool = option(False, "Also train a draft head, which reads the token before each draft.")
+    head_rank: int | None = option(
+        None,
+        "Rank of the head's token table.",
+        if_none=f"{HEAD_RANK}, or --start's",
+        bounds={"ge": 1},
+    )
+    head_width: int | None = option(
+        None,
+        "Size of the head's hidden state.",
+        if_none=f"{HEAD_WIDTH}, or --start's",
+        bounds={"ge": 1},
+    )
+    start: Path | None = option(
+        None, "Weights to start from; an adapter of higher rank is truncated."
+    )
+    steps: int | None = option(
+        2000,
+        "Optimizer steps. With --resume, a larger number extends the run.",
+        if_none="2000, or the run's",
+        bounds={"ge": 1},
+    )
+    minutes: float | None = option(
+        None,
+        "In place of --steps: the time of the whole run, text and written weights included.",
+        allowed="a finite number above 0",
+        bounds={"gt": 0, "lt": math.inf},
+    )
+    batch: int | None = option(
+        None,
+        "Sequences per step and process.",
+        if_none="1; on a GPU as many as fit, at most 64",
+        bounds={"ge": 1},
+    )
+    anchors: int = option(
+        48, "Tokens per sequence after which drafts are trained.", bounds={"ge": 1}
+    )
+    lr: float = option(
+        2e-3,
+        "Learning rate of adapter and head; that of the embeddings is 10 times as high.",
+        allowed="a finite number above 0",
+        bounds={"gt": 0, "lt": math.inf},
+    )
+    decay: float = option(
+        0.8,
+        "Loss weight of a draft relative to the draft before it.",
+        allowed="above 0 and at most 1",
+        bounds={"gt": 0, "le": 1},
+    )
+    aim: Aim = option(
+        "distribution",
+        "The loss. distribution: KL divergence from the model's distributions. acceptance: mostly "
+        "the probability that a draft is rejected. both: distribution for 70 % of the run, then "
+        "acceptance.",
+        choices=get_args(Aim),
+    )
+    held_out: int | None = option(
+        None,
+        "Number of sequences to measure and not to train on.",
+        if_none=f"one in 16, at most {MAX_HELD_OUT}",
+        bounds={"ge": 1},
+    )
+    write_with: WriteWith = option(
+        "auto",
+        "What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 on a CPU with "
+        "one process, else torch.",
+        choices=get_args(WriteWith),
+    )
+    write_text: WriteText = option(
+        "auto",
+        "When training text is written: first (before the first step), between steps, or beside "
+        "training, by another process. auto: beside on a GPU; on a CPU first, or between with "
+        "--minutes.",
+        choices=get_args(WriteText),
+    )
+    seed: int = option(
+        0,
+        "Seed of training text, weights and batches.",
+        allowed=f"0 to {2**32 - 1}",
+        bounds={"ge": 0, "lt": 2**32},
+    )
+    dtype: TrainDtype = option("bf16", "Dtype of the frozen model.", choices=get_args(TrainDtype))
+    device: str = option("auto", "auto, cpu or cuda.")
+    resume: bool = option(False, "Continue from the last checkpoint in --output, if there is one.")
+    checkpoint_minutes: float = option(
+        5.0,
+        "Time between checkpoints; with --minutes at most a tenth of that time.",
+        bounds={"ge": 0},
+    )
     recipe: Recipe = field(default_factory=Recipe)
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
-            raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
-        for name in ("rank", "head_rank", "head_width", "steps", "batch", "anchors", "held_out"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise PassError(
-                    f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}"
-                )
+        super().__post_init__()
         if (self.steps is None) == (self.minutes is None):
             raise PassError("give either --steps or --minutes")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise PassError(f"--minutes must be a finite number above 0, not {self.minutes}")
         if self.minutes is not None and self.write_text == "first":
             raise PassError("--write-text first may take any time; leave it out with --minutes")
         if self.minutes is None and self.recipe.sequences is None:
@@ -108,20 +202,8 @@ class TrainConfig:
             raise PassError(
                 f"--held-out must leave some of the {self.recipe.sequences} --sequences to train on"
             )
-        if not self.adapter_from >= 0:
-            raise PassError(f"--adapter-from must be 0 or more, not {self.adapter_from}")
-        if not 0 <= self.seed < 2**32:
-            raise PassError(f"--seed must be 0 to {2**32 - 1}, not {self.seed}")
-        if not 0 < self.lr < math.inf:
-            raise PassError(f"--lr must be a finite number above 0, not {self.lr}")
-        if not self.checkpoint_minutes >= 0:
-            raise PassError(
-                f"--checkpoint-minutes must be 0 or more, not {self.checkpoint_minutes}"
-            )
         if self.start is not None and not self.start.is_file():
             raise PassError(f"--start {self.start}: there is no such file")
-        if not 0 < self.decay <= 1:
-            raise PassError(f"--decay must be above 0 and at most 1, not {self.decay}")
 
     @property
     def sequences_per_process(self) -> int:

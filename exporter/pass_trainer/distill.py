@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.progress import Step
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
+from pass_trainer.config import Recipe
 from pass_trainer.corpus import TextSource, digest
 from pass_trainer.loops import loop_starts
 from pass_trainer.self_prompts import SelfPrompts
@@ -36,42 +37,6 @@ MAX_CHARACTERS_PER_TOKEN = 12
 """Characters of a corpus that are tokenized for each token of a prompt."""
 MAX_DRAWS = 200
 """If so many random draws from a source give no valid prompt, the source is rejected."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How sequences are made.
-
-    sequences: how many are made; None: as many as are written until a run with --minutes ends.
-    length: N, the most tokens of a sequence, prompt included.
-    prompt: the fewest and the most tokens of a prompt that is an excerpt.
-    temperatures: shards use them in turn; 0 is greedy.
-    chat: the share of excerpts that become a chat message, if the model has a chat template.
-    """
-
-    sequences: int | None = 1024
-    length: int = 256
-    prompt: tuple[int, int] = (16, 64)
-    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
-    chat: float = 0.25
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        fewest, most = self.prompt
-        if not 1 <= fewest <= most < self.length:
-            raise PassError(
-                f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below "
-                "--sequence-length"
-            )
-        if not 0 <= self.chat <= 1:
-            raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
-        if self.sequences is not None and self.sequences < 2:
-            raise PassError(f"--sequences must be at least 2, not {self.sequences}")
-
-    @property
-    def max_message_tokens(self) -> int:
-        """The most tokens of a prompt that is a chat message: half of a sequence."""
-        return self.length // 2
 
 
 @dataclass(frozen=True)

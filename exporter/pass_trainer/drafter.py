@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Literal
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -13,10 +12,10 @@ from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.model.head import DraftHead
 from pass_exporter.model.sliding import attention_masks
 from pass_trainer.acceptance import acceptance_probability
+from pass_trainer.config import Aim
 from pass_trainer.row_sum import sum_over_rows
 from pass_trainer.windows import Windows
 
-Aim = Literal["distribution", "acceptance", "both"]
 SWITCH_SHARE = 0.7
 """The aim `both` is `distribution` for this share of a run, and then `acceptance`."""
 DISTRIBUTION_SHARE = 0.1

@@ -11,8 +11,9 @@ import pytest
 
 from conftest import EOS, make_tokenizer
 from pass_runtime import PassError
+from pass_trainer.config import Recipe
 from pass_trainer.corpus import digest, read_sources
-from pass_trainer.distill import Distiller, Recipe
+from pass_trainer.distill import Distiller
 
 
 def refused(path: Path) -> str:

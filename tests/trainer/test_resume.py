@@ -225,10 +225,10 @@ def start(tiny_model: Path, tmp_path: Path) -> Path:
     ("change", "reason"),
     [
         ({"adapter_from": 2}, r"--adapter-from must be 0 to 1, a layer of the model, not 2"),
-        ({"adapter_from": -1}, r"--adapter-from must be 0"),
+        ({"adapter_from": -1}, r"--adapter-from must be at least 0"),
         ({"seed": -1}, r"--seed must be 0 to 4294967295, not -1"),
         ({"lr": float("inf")}, r"--lr must be a finite number above 0"),
-        ({"checkpoint_minutes": float("nan")}, r"--checkpoint-minutes must be 0 or more"),
+        ({"checkpoint_minutes": float("nan")}, r"--checkpoint-minutes must be at least 0"),
         ({"start": Path("a.safetensors")}, r"--start a.safetensors: there is no such file"),
         ({"lookahead": 9}, r"holds 8 look-ahead embeddings; use --lookahead 8 or less"),
         ({"rank": 5}, r"has an adapter of rank 4; use --rank 4 or less"),

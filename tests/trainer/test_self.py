@@ -17,9 +17,9 @@ from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 from pass_trainer import self_prompts
-from pass_trainer.config import TrainConfig
+from pass_trainer.config import Recipe, TrainConfig
 from pass_trainer.corpus import SELF_NAME
-from pass_trainer.distill import Distiller, Recipe
+from pass_trainer.distill import Distiller
 from pass_trainer.run import run
 from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter

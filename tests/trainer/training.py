@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from pass_trainer.config import TrainConfig
-from pass_trainer.distill import Recipe
+from pass_trainer.config import Recipe, TrainConfig
 
 
 class Silent:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from numbers import Real
 from operator import ge, gt, le, lt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -118,7 +118,7 @@ class OptionField:
     if_none: what None means, in words; the value may be None if this is set, or if `default` is
     None. flag: the option of a command, with its dashes; "" makes it of the field's name, and None
     stands for no flag. The flag of a field of the kind "flag" sets it to `not default`. metavar:
-    what --help shows for the value, if not its type.
+    what --help shows for the value, if not its type. label_prefix: "--" if messages name the flag.
     """
 
     name: str
@@ -131,17 +131,18 @@ class OptionField:
     if_none: str = ""
     flag: str | None = ""
     metavar: str | None = None
+    label_prefix: str = ""
 
     def __post_init__(self) -> None:
         if self.flag == "":
-            object.__setattr__(self, "flag", f"--{self.label}")
+            object.__setattr__(self, "flag", f"--{self.name.replace('_', '-')}")
         if self.bounds and not self.allowed:
             object.__setattr__(self, "allowed", f"at least {self.bounds['ge']}")
 
     @property
     def label(self) -> str:
         """The name in messages."""
-        return self.name.replace("_", "-")
+        return self.label_prefix + self.name.replace("_", "-")
 
     def checked(self, value: Any) -> Any:
         """Return the value as a plain Python value. Raises PassError if its type is wrong, or if
@@ -193,6 +194,9 @@ class Options:
     """The base class of frozen dataclasses whose fields `option` made. Raises PassError if a value
     is wrong; the values become plain Python values."""
 
+    label_prefix: ClassVar[str] = ""
+    """See `OptionField`."""
+
     def __post_init__(self) -> None:
         for name, each in self.option_fields().items():
             object.__setattr__(self, name, each.checked(getattr(self, name)))
@@ -206,6 +210,7 @@ class Options:
                 each.name,
                 KINDS.get(str(each.type).partition(" ")[0], "text"),
                 each.default,
+                label_prefix=cls.label_prefix,
                 **each.metadata,
             )
             for each in fields(cls)  # type: ignore[arg-type]
