@@ -17,7 +17,7 @@ from pass_runtime.bundle.request_fields import (
     SAMPLING_FIELDS,
 )
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import Options, flag, option, short_repr, whole_numbers
+from pass_runtime.bundle.values import Options, as_flag, as_whole_numbers, option, short_repr
 from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 
@@ -103,10 +103,9 @@ class GenerateOptions:
             raise PassError(
                 f"sampling must be SamplingParams(...), not {short_repr(self.sampling)}"
             )
-        set_field("reuse_prefix", flag("reuse-prefix", self.reuse_prefix))
-        set_field(
-            "shown_special_tokens", whole_numbers("shown-special-tokens", self.shown_special_tokens)
-        )
+        set_field("reuse_prefix", as_flag("reuse-prefix", self.reuse_prefix))
+        shown = as_whole_numbers("shown-special-tokens", self.shown_special_tokens)
+        set_field("shown_special_tokens", shown)
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
             raise PassError(
@@ -139,7 +138,8 @@ class GenerateOptions:
         set_field("bad_words", tuple(words))
 
     def with_fields(self, **fields: Any) -> GenerateOptions:
-        """A copy with these fields changed; those of SamplingParams are changed in `sampling`."""
+        """Return a copy with these fields changed; those of SamplingParams are changed in
+        `sampling`."""
         names = [each.name for each in SAMPLING_FIELDS if each.name in fields]
         sampling = replace(self.sampling, **{name: fields.pop(name) for name in names})
         return replace(self, sampling=sampling, **fields)

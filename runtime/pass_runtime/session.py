@@ -20,7 +20,7 @@ from pass_runtime.bundle.integrity import HashCache, verify_files
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import whole_numbers
+from pass_runtime.bundle.values import as_whole_numbers
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request, SequenceState
@@ -286,7 +286,7 @@ class Session:
 def _token_ids(prompt: object) -> tuple[int, ...]:
     """Return the token ids `prompt` as a tuple of ints, the same object if it is one already.
     Raises PassError for anything else."""
-    return whole_numbers("the prompt's token ids", prompt)
+    return as_whole_numbers("the prompt's token ids", prompt)
 
 
 def _checked_text(text: str) -> str:

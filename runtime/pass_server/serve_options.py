@@ -99,7 +99,8 @@ class ListenOptions(Options):
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The API keys in a file, one a line; blank lines and lines that begin with # are skipped."""
+    """Read the API keys in a file, one a line; blank lines and lines that begin with # are
+    skipped."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
@@ -113,7 +114,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
-    """Raises PassError if other machines reach `host`, and there are no keys and no
+    """Raise PassError if other machines reach `host`, and there are neither keys nor
     `allow_no_key`."""
     if not keys and not allow_no_key and not _is_loopback(host):
         raise PassError(

@@ -21,7 +21,7 @@ import numpy as np
 from pass_runtime.errors import PassError
 
 
-def whole_number(name: str, value: Any) -> int:
+def as_whole_number(name: str, value: Any) -> int:
     """Return a whole number as an int."""
     if type(value) is int:
         return value
@@ -33,7 +33,7 @@ def whole_number(name: str, value: Any) -> int:
     raise PassError(f"{name} must be a whole number, not {short_repr(value)}")
 
 
-def number(name: str, value: Any) -> float:
+def as_number(name: str, value: Any) -> float:
     """Return a number as a float."""
     if type(value) is float:
         return value
@@ -45,21 +45,21 @@ def number(name: str, value: Any) -> float:
     raise PassError(f"{name} must be a number, not {short_repr(value)}")
 
 
-def flag(name: str, value: Any) -> bool:
+def as_flag(name: str, value: Any) -> bool:
     """Return True or False as a bool."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise PassError(f"{name} must be True or False, not {short_repr(value)}")
 
 
-def text(name: str, value: Any) -> str:
+def as_text(name: str, value: Any) -> str:
     """Return a string."""
     if isinstance(value, str):
         return value
     raise PassError(f"{name} must be a string, not {short_repr(value)}")
 
 
-def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
+def as_whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     """Return a list, tuple or one-dimensional array of whole numbers as a tuple."""
     items = values
     # Arrays of numpy, torch and Python itself have `tolist`.
@@ -69,7 +69,7 @@ def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
         # This check is fast, because a prompt may have a hundred thousand tokens.
         if set(map(type, items)) <= {int}:
             return tuple(items)
-        return tuple(whole_number(f"every one of {name}", item) for item in items)
+        return tuple(as_whole_number(f"every one of {name}", item) for item in items)
     raise PassError(f"{name} must be a list of whole numbers, not {short_repr(values)}")
 
 
@@ -86,16 +86,16 @@ MAX_BIASES = 1024
 """The most tokens that `logit_bias` may have."""
 Kind = Literal["number", "whole", "flag", "text", "texts", "stops", "ids", "biases", "path"]
 CONVERTERS = {
-    "number": number,
-    "whole": whole_number,
-    "flag": flag,
-    "text": text,
-    "ids": whole_numbers,
+    "number": as_number,
+    "whole": as_whole_number,
+    "flag": as_flag,
+    "text": as_text,
+    "ids": as_whole_numbers,
 }
 """By kind, the function that checks a value and converts it. Texts and stops are checked by the
 classes that have them."""
 COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-KINDS: dict[str, Kind] = {
+KIND_BY_ANNOTATION: dict[str, Kind] = {
     "int": "whole",
     "float": "number",
     "bool": "flag",
@@ -111,14 +111,16 @@ choices."""
 class OptionField:
     """A field of an options class, and the flag that sets it.
 
-    kind: "stops" are one text or several, "ids" a list of token ids, "biases" numbers by token id.
-    default: the field's default. help: what the flag does. allowed: the values within `bounds`, in
-    words for an error; if it is empty, `bounds` have only "ge". bounds: of a number, or of each of
-    the biases, by pydantic's names (ge, gt, le, lt). choices: the only texts that are valid.
-    if_none: what None means, in words; the value may be None if this is set, or if `default` is
-    None. flag: the option of a command, with its dashes; "" makes it of the field's name, and None
-    stands for no flag. The flag of a field of the kind "flag" sets it to `not default`. metavar:
-    what --help shows for the value, if not its type. label_prefix: "--" if messages name the flag.
+    kind: what the value is. "stops" are one text or several, "ids" a list of token ids, "biases"
+    numbers by token id.
+    bounds: of a number, or of each of the biases, by pydantic's names (ge, gt, le, lt). allowed:
+    the values within `bounds`, in words for an error. It may be left out if `bounds` is just ge.
+    choices: the only texts that are valid.
+    if_none: what None means, in words. None is valid if this is set, or if `default` is None.
+    flag: the option of a command, with its dashes; "" stands for `--` and the field's name, None
+    for no flag. The flag of a field of the kind "flag" sets the field to `not default`. help: what
+    the flag does. metavar: what --help shows for the value, if not its type.
+    label_prefix: "--" if messages name the flag rather than the field.
     """
 
     name: str
@@ -166,7 +168,7 @@ class OptionField:
                 f"{self.label} must be a mapping from token ids to numbers, not {short_repr(value)}"
             )
         biases = {
-            whole_number(f"a token of {self.label}", token): number(self.label, bias)
+            as_whole_number(f"a token of {self.label}", token): as_number(self.label, bias)
             for token, bias in value.items()
         }
         if len(biases) > MAX_BIASES:
@@ -208,7 +210,7 @@ class Options:
         return {
             each.name: OptionField(
                 each.name,
-                KINDS.get(str(each.type).partition(" ")[0], "text"),
+                KIND_BY_ANNOTATION.get(str(each.type).partition(" ")[0], "text"),
                 each.default,
                 label_prefix=cls.label_prefix,
                 **each.metadata,

@@ -107,7 +107,7 @@ def field_options(fields: Iterable[OptionField]) -> Callable[[F], F]:
 
 
 def constraint_options(command: F) -> F:
-    """--json-schema --json-object --regex --choice --grammar"""
+    """Add --json-schema --json-object --regex --choice --grammar to a command."""
     return combined(
         click.option(
             "--json-schema",
@@ -148,12 +148,12 @@ def load_flags(*names: str) -> Callable[[F], F]:
 
 
 def generation_options(command: F) -> F:
-    """The flags of REQUEST_FIELDS and those of constraints, except SEPARATE_OPTIONS."""
+    """Add the flags of REQUEST_FIELDS and of constraints to a command, except SEPARATE_OPTIONS."""
     return combined(field_options(REQUEST_FIELDS), constraint_options)(command)
 
 
 def sampling_options(command: F) -> F:
-    """--temperature --top-k --top-p --min-p --seed"""
+    """Add --temperature --top-k --top-p --min-p --seed to a command."""
     return combined(field_options(SAMPLER_FIELDS), SEED)(command)
 
 

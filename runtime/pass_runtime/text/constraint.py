@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pass_runtime.bundle.values import flag, short_repr, text
+from pass_runtime.bundle.values import as_flag, as_text, short_repr
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -37,10 +37,10 @@ class Constraint:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "json_object", flag("json-object", self.json_object))
+        object.__setattr__(self, "json_object", as_flag("json-object", self.json_object))
         for name in ("regex", "grammar"):
             if (value := getattr(self, name)) is not None:
-                text(name, value)
+                as_text(name, value)
         choices = self.choice
         if isinstance(choices, str) or not isinstance(choices, Collection):
             raise PassError(f"choice must be a list of strings, not {short_repr(choices)}")
