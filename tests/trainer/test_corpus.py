@@ -1,4 +1,5 @@
-"""Text for training: files, JSON lines, messages and excerpts. Unusable text is refused by name."""
+"""What `--data` of pass-train reads: files, JSON lines, messages and excerpts. The error for an
+unusable file names the file."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from pass_trainer.distill import Distiller
 
 
 def refused(path: Path) -> str:
+    """Return the error with which `path` is refused: one line that names the file."""
     with pytest.raises(PassError) as error:
         read_sources([path])
     assert path.name in str(error.value) and "\n" not in str(error.value)
@@ -39,7 +41,7 @@ def test_files_without_text_are_refused(tmp_path: Path, content: bytes, reason: 
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '"text"', '{"body": "x"}', "null"])
-def test_a_wrong_json_line_is_refused_by_its_number(tmp_path: Path, line: str):
+def test_the_error_for_a_wrong_json_line_names_its_number(tmp_path: Path, line: str):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "fine"}\n\n' + line + "\n")
     assert "line 3" in refused(path)
@@ -60,8 +62,8 @@ def test_a_lone_surrogate_is_refused(tmp_path: Path):
 
 
 def test_only_line_feeds_end_json_lines(tmp_path: Path):
-    """JSON strings may contain U+2028, U+2029 and U+0085. A byte order mark is not part of the
-    text."""
+    """JSON strings may contain U+2028, U+2029 and U+0085, which `str.splitlines` would split at.
+    The byte order mark at the start of the file is not part of the text."""
     texts = ["one\u2028two", "a\u2029b\x85c"]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "data.jsonl").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
@@ -91,12 +93,12 @@ def test_a_directory_is_read_in_the_order_of_its_paths(tmp_path: Path):
     assert digest([source]) != digest(read_sources([tmp_path]))
 
 
-def test_the_digest_tells_two_sources_from_one_with_the_same_files(tmp_path: Path):
-    """Each source gives as many excerpts, but the documents of one source by their length."""
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(name)
-    apart = digest(read_sources([tmp_path / "a.txt", tmp_path / "b.txt"]))
-    assert apart != digest(read_sources([tmp_path])) != digest(read_sources([tmp_path / "a.txt"]))
+def test_the_digest_depends_on_how_files_are_divided_into_sources(tmp_path: Path):
+    """All sources give equally many excerpts, while a longer document of one source gives more."""
+    a, b = (tmp_path / name for name in ("a.txt", "b.txt"))
+    for path in (a, b):
+        path.write_text(path.name)
+    assert len({digest(read_sources(paths)) for paths in ([a, b], [tmp_path], [a])}) == 3
 
 
 def test_longer_documents_give_more_excerpts_which_start_at_lines(tmp_path: Path):
@@ -104,21 +106,24 @@ def test_longer_documents_give_more_excerpts_which_start_at_lines(tmp_path: Path
     (tmp_path / "tall.txt").write_text("tall line\n" * 900)
     (source,) = read_sources([tmp_path])
     rng = random.Random(0)
-    found = [source.excerpt(rng, 50) for _ in range(1000)]
-    assert all(0 < len(text) <= 50 for text in found)
-    first = Counter(text.split("\n")[0] for text in found)
-    assert set(first) == {"short line", "tall line"}
-    assert 50 < first["short line"] < 200  # 100 of 1000 expected
+    excerpts = [source.excerpt(rng, 50) for _ in range(1000)]
+    assert all(0 < len(text) <= 50 for text in excerpts)
+    first_lines = Counter(text.split("\n")[0] for text in excerpts)
+    assert set(first_lines) == {"short line", "tall line"}
+    # short.txt has 1100 of the 10,100 characters, so about 109 of the 1000 excerpts.
+    assert 50 < first_lines["short line"] < 200
 
 
-def messages(path: Path, *texts: str) -> Path:
+def write_messages(path: Path, *texts: str) -> Path:
+    """Write a .jsonl file with a "message" on each line, and return its path."""
     path.write_text("".join(json.dumps({"message": text}) + "\n" for text in texts))
     return path
 
 
-def test_messages_are_kept_apart_from_text(tmp_path: Path):
-    """A file with both is refused, and a file of the same words as text has another digest."""
-    (source,) = read_sources([messages(tmp_path / "log.jsonl", "hello there", "what is a fox?")])
+def test_a_file_of_messages_differs_from_a_file_of_text_and_must_not_contain_text(tmp_path: Path):
+    (source,) = read_sources(
+        [write_messages(tmp_path / "log.jsonl", "hello there", "what is a fox?")]
+    )
     assert source.messages and source.documents == ("hello there", "what is a fox?")
     (tmp_path / "text.jsonl").write_text('{"text": "hello there"}\n{"prompt": "what is a fox?"}\n')
     (text,) = read_sources([tmp_path / "text.jsonl"])
@@ -128,10 +133,10 @@ def test_messages_are_kept_apart_from_text(tmp_path: Path):
     assert '"message" and other text' in refused(tmp_path / "log.jsonl")
 
 
-class Silence:
-    """A TextWriter that returns the prompts alone."""
+class NoAnswers:
+    """A TextWriter whose texts are the prompts alone."""
 
-    name = "silence"
+    name = "no answers"
 
     def write(
         self, prompts, _length: int, _temperature: float, _top_p: float, _seed: int
@@ -140,27 +145,28 @@ class Silence:
 
 
 @pytest.mark.parametrize("template", [True, False])
-def test_a_message_is_a_prompt_as_a_whole(tmp_path: Path, template: bool):
-    """It goes through the chat template, if there is one. A message that leaves no room for an
-    answer is left out."""
+def test_a_whole_message_becomes_a_prompt(tmp_path: Path, template: bool):
+    """The prompt is the message in the chat template, if there is one. The second message is left
+    out, since a sequence of 80 tokens has no room for it and an answer."""
     tokenizer = make_tokenizer()
     if not template:
         tokenizer.chat_template = None
-    sources = read_sources([messages(tmp_path / "log.jsonl", "why is a fox red?", "brown " * 200)])
-    distiller = Distiller(Silence(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
+    path = write_messages(tmp_path / "log.jsonl", "why is a fox red?", "brown " * 200)
+    sources = read_sources([path])
+    distiller = Distiller(NoAnswers(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
     distiller.check()
     distiller.write_missing(tmp_path / "shards", [0], lambda *_: None)
-    found = distiller.read(tmp_path / "shards", [0])
-    rows = zip(found.tokens, found.prompt_lengths, strict=True)
+    data = distiller.read(tmp_path / "shards", [0])
+    rows = zip(data.tokens, data.prompt_lengths, strict=True)
+    prompts = {tokenizer.decode(tokens[:prompt_length]) for tokens, prompt_length in rows}
     text = "<bos>[user]why is a fox red?\n[assistant]" if template else "why is a fox red?"
-    assert {tokenizer.decode(row[:size]) for row, size in rows} == {text}
+    assert prompts == {text}
 
 
-def test_messages_of_which_none_fits_are_refused(tmp_path: Path):
-    sources = read_sources([messages(tmp_path / "log.jsonl", "brown " * 200)])
-    distiller = Distiller(
-        Silence(), make_tokenizer(), (EOS,), sources, Recipe(sequences=8, length=80)
-    )
+def test_a_source_whose_messages_are_all_too_long_is_refused(tmp_path: Path):
+    sources = read_sources([write_messages(tmp_path / "log.jsonl", "brown " * 200)])
+    recipe = Recipe(sequences=8, length=80)
+    distiller = Distiller(NoAnswers(), make_tokenizer(), (EOS,), sources, recipe)
     with pytest.raises(
         PassError, match="its messages are too long; use a larger --sequence-length"
     ):

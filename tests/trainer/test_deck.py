@@ -1,10 +1,8 @@
-"""The order of sequences: each is dealt once an epoch, new ones join, and a resumed run continues
-the order."""
+"""The order in which training takes sequences: `Deck` deals each once an epoch, new sequences join,
+and a resumed run continues the order."""
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections import Counter
 
 import numpy as np
@@ -17,16 +15,8 @@ DEALS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=8)
 """Pairs: by how many sequences the deck grows, and how many it then deals."""
 
 
-def deal(deck: Deck, deals: list[tuple[int, int]]) -> list[int]:
-    dealt = []
-    for growth, count in deals:
-        deck.grow(len(deck) + growth)
-        dealt += deck.deal(count)
-    return dealt
-
-
 @given(st.integers(1, 12), DEALS)
-def test_no_sequence_is_dealt_again_before_all_that_joined_were_dealt(
+def test_sequences_are_dealt_equally_often_even_if_others_join(
     first: int, deals: list[tuple[int, int]]
 ):
     deck, times = Deck(3), Counter[int]()
@@ -38,32 +28,35 @@ def test_no_sequence_is_dealt_again_before_all_that_joined_were_dealt(
             times[index] += 1
             times_of_first = [times[i] for i in range(first)]
             assert max(times_of_first) - min(times_of_first) <= 1
+    # So many deals contain a whole epoch, and so every sequence.
     assert len({*deck.deal(2 * len(deck))}) == len(deck)
 
 
 @given(st.integers(1, 12), DEALS, st.integers(0, 50))
 def test_a_replayed_deck_deals_the_same_sequences(
-    first: int, deals: list[tuple[int, int]], more: int
+    first: int, deals: list[tuple[int, int]], next_count: int
 ):
-    deck, again = Deck(7), Deck(7)
+    deck, replayed = Deck(7), Deck(7)
     deck.grow(first)
-    dealt = len(deal(deck, deals))
-    again.replay(deck.joins, dealt)
-    assert again.joins == deck.joins
-    for each in (deck, again):
+    for growth, count in deals:
+        deck.grow(len(deck) + growth)
+        deck.deal(count)
+    replayed.replay(deck.joins, sum(count for _, count in deals))
+    assert replayed.joins == deck.joins
+    for each in (deck, replayed):
         each.grow(len(each) + 4)
-    assert deck.deal(more) == again.deal(more)
+    assert deck.deal(next_count) == replayed.deal(next_count)
 
 
 def test_the_order_of_a_deck_that_does_not_grow_depends_on_seed_and_epoch_alone():
-    """So checkpoints of runs from before decks could grow keep their order."""
+    """So runs resume in the same order from checkpoints that are older than the growth of decks."""
     deck = Deck(5)
     deck.grow(10)
-    orders = [np.random.default_rng((5, epoch)).permutation(10).tolist() for epoch in range(3)]
-    assert deck.deal(4) + deck.deal(26) == functools.reduce(operator.iadd, orders, [])
+    epochs = [np.random.default_rng((5, epoch)).permutation(10) for epoch in range(3)]
+    assert deck.deal(4) + deck.deal(26) == np.concatenate(epochs).tolist()
 
 
-def test_a_deck_was_dealt_once_all_sequences_were_used():
+def test_was_dealt_is_true_once_every_sequence_was_dealt():
     deck = Deck(0)
     deck.grow(6)
     deck.deal(5)

@@ -1,4 +1,5 @@
-"""The trainer's forward pass in two steps against a plain pass of the model in one."""
+"""The trainer's forward pass (`Drafter`), which computes all tokens and then all look-ahead rows,
+against plain passes of the model."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": ALTERNATING,
     "olmo2": {},
 }
-"""The sliding windows are shorter than the texts of these tests."""
+"""Settings of the tiny model of each family. Texts are longer than the sliding windows."""
 
 
 def random_adapter(model: PreTrainedModel) -> Adapter:
+    """Return an adapter of rank 3 with an effect: its B are random, where a new adapter has 0."""
     adapter = new_adapter(model, 3, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for b in adapter.lora_B:
@@ -47,48 +49,50 @@ def model(
 
 
 @torch.no_grad()
-def test_drafts_equal_a_plain_pass(model: PreTrainedModel):
-    """The plain pass reads the tokens up to an anchor and its look-ahead rows; a mask limits the
-    adapter to these rows."""
+def test_drafts_are_those_of_a_plain_pass_over_an_anchor_and_its_look_ahead_rows(
+    model: PreTrainedModel,
+):
+    """The plain pass for an anchor reads the tokens up to it and its look-ahead rows, and adds the
+    adapter's results to these rows alone."""
     embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
     drafter = Drafter(model, embeddings, random_adapter(model))
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
     groups = [0] * 20
     groups[5], groups[11] = 4, 2
     drafts, targets = drafter.log_probs(tokens, make_windows([groups], 20))
-    start = 0
+    start = 0  # the index in `drafts` of the anchor's first look-ahead row
     for anchor in (5, 11):
         size = groups[anchor]
         committed = model.get_input_embeddings()(tokens[:, : anchor + 1])
-        rows = torch.arange(anchor + 1 + size) > anchor
+        inputs = torch.cat([committed, embeddings[None, :size]], 1)
+        is_lookahead_row = torch.arange(anchor + 1 + size) > anchor
 
-        def add(y, x, i, rows=rows):
+        def add(y, x, i, rows=is_lookahead_row):
             return torch.where(rows[:, None], y + drafter.adapter.delta(i, x), y)
 
         with drafter.adapter.attached(model, add):
-            logits = model(inputs_embeds=torch.cat([committed, embeddings[None, :size]], 1)).logits[
-                0
-            ]
-        torch.testing.assert_close(
-            drafts[start : start + size], logits[anchor + 1 :].log_softmax(-1), atol=1e-3, rtol=1e-3
-        )
+            logits = model(inputs_embeds=inputs).logits[0]
+        expected = logits[anchor + 1 :].log_softmax(-1)
+        torch.testing.assert_close(drafts[start : start + size], expected, atol=1e-3, rtol=1e-3)
         start += size
-    expected = model(tokens).logits[0].log_softmax(-1)
-    torch.testing.assert_close(targets, expected[[6, 7, 8, 9, 12, 13]], atol=1e-4, rtol=1e-4)
+    # A look-ahead row learns the model's distribution after the token at the row's own position.
+    expected = model(tokens).logits[0].log_softmax(-1)[[6, 7, 8, 9, 12, 13]]
+    torch.testing.assert_close(targets, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_token_rows_are_the_base_models_bit_for_bit(model: PreTrainedModel):
+def test_an_adapter_changes_no_bit_of_the_rows_of_tokens(model: PreTrainedModel):
     tokens = torch.randint(2, 300, (2, 16))
     windows = make_windows([[0, 3] * 6 + [0] * 4, [1] * 15 + [0]], 16)
     embeddings = torch.randn(3, 64)
-    plain = Drafter(model, embeddings, None).log_probs(tokens, windows)
-    adapted = Drafter(model, embeddings, random_adapter(model)).log_probs(tokens, windows)
-    assert torch.equal(plain[1], adapted[1])
-    assert not torch.allclose(plain[0], adapted[0])
+    adapter = random_adapter(model)
+    plain_drafts, plain_targets = Drafter(model, embeddings, None).log_probs(tokens, windows)
+    drafts, targets = Drafter(model, embeddings, adapter).log_probs(tokens, windows)
+    assert torch.equal(plain_targets, targets)
+    assert not torch.allclose(plain_drafts, drafts)
 
 
-def test_gradients_reach_the_trained_parameters_and_not_the_model(model: PreTrainedModel):
+def test_only_the_trained_parameters_get_gradients(model: PreTrainedModel):
     drafter = Drafter(model, torch.randn(3, 64), random_adapter(model))
     drafter(torch.randint(2, 300, (1, 16)), make_windows([[0, 3] * 6 + [0] * 4], 16)).backward()
     trained = list(drafter.parameters())
@@ -97,15 +101,15 @@ def test_gradients_reach_the_trained_parameters_and_not_the_model(model: PreTrai
     assert len(trained) == 1 + 2 * len(ADAPTED_LAYERS) * model.config.num_hidden_layers
 
 
-def test_the_adapter_is_gone_after_the_pass(model: PreTrainedModel):
+def test_a_pass_leaves_no_hooks_of_the_adapter_in_the_model(model: PreTrainedModel):
     Drafter(model, torch.randn(3, 64), random_adapter(model)).log_probs(
         torch.ones(1, 8, dtype=torch.long), make_windows([[3] * 4 + [0] * 4], 8)
     )
     assert all(not layer._forward_hooks for layer in linear_layers(model).values())
 
 
-def test_an_adapter_is_cut_to_its_main_directions(model: PreTrainedModel):
-    """The error is that of the singular values that are left out: 0 at the rank of the adapter."""
+def test_truncating_an_adapter_loses_its_smallest_singular_values_alone(model: PreTrainedModel):
+    """At rank 3, that of the adapter, nothing is lost."""
     adapter = random_adapter(model)
     for rank in (1, 2, 3):
         cut = truncated(adapter, rank)
@@ -119,12 +123,11 @@ def test_an_adapter_is_cut_to_its_main_directions(model: PreTrainedModel):
 
 @torch.no_grad()
 def test_the_head_computes_the_recurrence_of_its_docstring(model: PreTrainedModel):
-    """All rows of groups of several sizes at once, against one row after another."""
+    """The drafter computes the rows of all groups at once, this test one row after another."""
     head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator().manual_seed(0))
-    head.out.normal_(generator=torch.Generator().manual_seed(1))
-    drafter = Drafter(
-        model, torch.randn(4, 64, generator=torch.Generator().manual_seed(2)), None, head
-    )
+    head.out.normal_(generator=torch.Generator().manual_seed(1))  # a new head has 0 there
+    embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
+    drafter = Drafter(model, embeddings, None, head)
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
     groups = [0] * 20
     groups[5], groups[6], groups[11] = 4, 1, 2
@@ -132,13 +135,12 @@ def test_the_head_computes_the_recurrence_of_its_docstring(model: PreTrainedMode
     hidden, _, _ = drafter.row_states(tokens, windows)
     logits = drafter.logits(hidden)
     drafts, _ = drafter.log_probs(tokens, windows)
-    state = torch.zeros(8)
-    for row, (index, depth) in enumerate(
-        zip(windows.lookahead_index[0].tolist(), windows.position[0].tolist(), strict=True)
-    ):
-        state = state if index else torch.zeros(8)
-        table = head.table[tokens[0, depth]]
-        state = head.hidden @ hidden[row] + head.token @ table + head.state @ state + head.bias
+    indices, positions = windows.lookahead_index[0].tolist(), windows.position[0].tolist()
+    for row, (index, position) in enumerate(zip(indices, positions, strict=True)):
+        if index == 0:  # the first row of a group
+            state = torch.zeros(8)
+        token = head.table[tokens[0, position]]
+        state = head.hidden @ hidden[row] + head.token @ token + head.state @ state + head.bias
         state = torch.nn.functional.silu(state)
         expected = logits[row] + head.table @ (head.out @ state)
         torch.testing.assert_close(drafts[row], expected.log_softmax(-1), rtol=1e-4, atol=1e-4)
@@ -148,7 +150,7 @@ def test_candidates_hold_the_likeliest_tokens():
     logits = torch.randn(3, 5, 4096, generator=torch.Generator().manual_seed(0))
     ids = candidates(logits)
     assert ids.shape == (3, 5, 512)
-    best = logits.topk(64, -1).indices
-    assert bool((best[..., None] == ids[..., None, :]).any(-1).all())
+    likeliest = logits.topk(64, -1).indices
+    assert bool((likeliest[..., None] == ids[..., None, :]).any(-1).all())
     assert all(len(set(row.tolist())) == 512 for row in ids.reshape(-1, 512))
     assert candidates(logits[..., :500]).shape == (3, 5, 500)

@@ -1,4 +1,4 @@
-"""`pass-train evaluate`: its texts, its drafts and its passes are those of the runtime."""
+"""`pass-train evaluate`: its answers, drafts and numbers of passes are those of the runtime."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from pass_trainer.evaluation.counts import (
     right_in_row,
     two_pass_sizes,
 )
-from pass_trainer.evaluation.drafts import SKIPPED_DRAFT, drafts_of
+from pass_trainer.evaluation.drafts import PADDING_TOKEN, SKIPPED_DRAFT, drafts_of
 from pass_trainer.evaluation.evaluate import PROMPTS, EvaluateConfig, evaluate
 from pass_trainer.evaluation.table import HEADINGS, markdown, rows_of
 
@@ -57,6 +57,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of six prompts, two of each of CORE_KINDS."""
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     texts = ["who is the fox?", "The quick brown", "def add(a, b):", "Tell me of the dog", "Über"]
     lines = [
@@ -75,14 +76,15 @@ def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateCo
 
 @pytest.fixture(scope="module")
 def bench_peers() -> ModuleType:
-    """The script that counts passes of the runtime."""
+    """scripts/bench_peers.py, which counts the passes of texts that the runtime wrote."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
     return importlib.import_module("bench_peers")
 
 
-def count_in_runtime(script, session, prompts, temperature, top_k=0):
-    """Return two counts of passes, by kind of prompt and plan: outside loops, and in loops."""
-    main, looping = (
+def count_in_runtime(bench_peers, session, prompts, temperature, top_k=0):
+    """Decode all prompts. Return the counts of passes outside loops and in loops, each by kind of
+    prompt and plan."""
+    outside_loops, in_loops = (
         {kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)}
         for _ in range(2)
     )
@@ -91,73 +93,72 @@ def count_in_runtime(script, session, prompts, temperature, top_k=0):
         options = {"temperature": temperature, "top_k": top_k, "seed": prompt.seed}
         options |= {"plan": plan, "lookahead": LOOKAHEAD}
         text = decode(session, encode(session, prompt), TOKENS + EXTRA_TOKENS, **options)
-        for sums, counts in zip((main, looping), script.passes_of(text, TOKENS), strict=True):
-            for kind in (prompt.kind, ALL_KINDS):
-                sums[kind][plan] += counts
-    return main, looping
+        outside, inside = bench_peers.passes_of(text, TOKENS)
+        for kind in (prompt.kind, ALL_KINDS):
+            outside_loops[kind][plan] += outside
+            in_loops[kind][plan] += inside
+    return outside_loops, in_loops
 
 
-def passes(counts: DraftCounts) -> dict[str, PassCounts]:
+def passes_by_plan(counts: DraftCounts) -> dict[str, PassCounts]:
     return {"two-pass": counts.two_pass, "fused": counts.fused}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0)])
-def test_the_passes_are_those_of_the_runtime(
-    bench_peers, config, adapter_bundle, prompts, temperature, top_k
+@pytest.mark.parametrize(
+    ("bundle", "temperature", "top_k"),
+    [
+        *(("adapter_bundle", *values) for values in ((0.0, 0), (0.8, 0), (2.0, 7), (9.0, 0))),
+        *(("subset_bundle", temperature, 0) for temperature in (0.0, 0.8, 9.0)),
+    ],
+)
+def test_the_numbers_of_passes_are_those_of_the_runtime(
+    request, bench_peers, config, prompts, bundle, temperature, top_k
 ):
-    """Exactly, since these texts have no near-tie in fp32. At high temperatures the noise, which
-    drafts share, decides each token, so that more drafts are right."""
-    config = EvaluateConfig(**{**vars(config), "temperatures": (temperature,), "top_k": top_k})
-    (expected,) = evaluate(config, Silent()).values()
-    with load(adapter_bundle) as session:
-        main, looping = count_in_runtime(
+    """They are equal because these texts have no near-tie in fp32. At high temperatures, the noise
+    decides each token, and since drafts are sampled with the same noise, more of them are right.
+    The draft head of `subset_bundle` chooses from half of the vocabulary."""
+    directory = request.getfixturevalue(bundle)
+    changed = {"temperatures": (temperature,), "top_k": top_k}
+    if bundle == "subset_bundle":
+        changed["model"] = str(directory.parent / "model")
+        changed["weights"] = directory.parent / "lookahead.safetensors"
+    (expected,) = evaluate(EvaluateConfig(**(vars(config) | changed)), Silent()).values()
+    with load(directory) as session:
+        outside_loops, in_loops = count_in_runtime(
             bench_peers, session, read_prompt_set(prompts), temperature, top_k
         )
-    assert list(main) == list(expected) == [*CORE_KINDS, ALL_KINDS]
+    assert list(outside_loops) == list(expected) == [*CORE_KINDS, ALL_KINDS]
     for kind, counts in expected.items():
-        assert main[kind] == passes(counts.outside_loops)
-        assert looping[kind] == passes(counts.in_loops)
+        assert outside_loops[kind] == passes_by_plan(counts.outside_loops)
+        assert in_loops[kind] == passes_by_plan(counts.in_loops)
     right = expected[ALL_KINDS].outside_loops.right
-    assert right[0] > 0 and (temperature < 9 or right[2] > 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 9.0])
-def test_the_passes_with_a_head_are_those_of_the_runtime(
-    bench_peers, config, subset_bundle, prompts, temperature
-):
-    """The head's candidates are half of the vocabulary."""
-    directory = subset_bundle.parent
-    changed = {"model": str(directory / "model"), "weights": directory / "lookahead.safetensors"}
-    config = EvaluateConfig(**{**vars(config), **changed, "temperatures": (temperature,)})
-    (expected,) = evaluate(config, Silent()).values()
-    with load(subset_bundle) as session:
-        main, _ = count_in_runtime(bench_peers, session, read_prompt_set(prompts), temperature)
-    for kind, counts in expected.items():
-        assert main[kind] == passes(counts.outside_loops)
-    assert temperature < 9 or expected[ALL_KINDS].outside_loops.right[0] > 10
+    if bundle == "adapter_bundle":
+        assert right[0] > 0 and (temperature < 9 or right[2] > 10)
+    else:
+        assert temperature < 9 or right[0] > 10
 
 
 def test_the_drafts_are_those_of_the_runtime(config, adapter_bundle, monkeypatch):
-    """Each pass accepts as many drafts as are right among those that the trainer made there."""
-    seen = []
+    """Each pass of the runtime accepts as many drafts as are right among the drafts that the
+    trainer made for the same place of the text."""
+    answers = []  # the drafts for each text, and the text
     monkeypatch.setattr(
-        evaluation, "count_drafts", lambda drafts, written, tokens: seen.append((drafts, written))
+        evaluation, "count_drafts", lambda drafts, written, _: answers.append((drafts, written))
     )
     monkeypatch.setattr(evaluation, "by_kind", lambda *_: {})
     evaluate(config, Silent())
-    greedy, sampled = seen[:6], seen[6:]
-    session, asked = load(adapter_bundle), read_prompt_set(config.prompts)
+    greedy, sampled = answers[:6], answers[6:]  # six prompts, at both of the temperatures
+    session, prompt_set = load(adapter_bundle), read_prompt_set(config.prompts)
     for temperature, texts in ((0.0, greedy), (0.8, sampled)):
-        for prompt, (drafts, written) in zip(asked, texts, strict=True):
+        for prompt, (drafts, written) in zip(prompt_set, texts, strict=True):
             sampling = SamplingParams(temperature, seed=prompt.seed)
             options = GenerateOptions(TOKENS + EXTRA_TOKENS, sampling, "fused", lookahead=LOOKAHEAD)
             ids = encode(session, prompt)
             stream = session.generate_ids(ids, options)
-            begin = 0
+            begin = 0  # how many tokens earlier passes wrote
             for emitted in stream:
-                if begin and begin - 1 < len(drafts):
+                if begin and begin - 1 < len(drafts):  # the first pass has no drafts
                     right = sum(right_in_row(drafts[begin - 1].tolist(), written[begin:]))
                     assert len(emitted) == min(1 + right, len(written) - begin)
                 begin += len(emitted)
@@ -165,32 +166,33 @@ def test_the_drafts_are_those_of_the_runtime(config, adapter_bundle, monkeypatch
     session.close()
 
 
-def test_answers_are_kept_and_a_damaged_file_of_them_is_refused(config, monkeypatch, cache):
-    found = evaluate(config, Silent())
+def test_answers_are_cached_and_a_damaged_file_of_answers_is_refused(config, monkeypatch, cache):
+    report = evaluate(config, Silent())
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
-    assert evaluate(config, Silent()) == found
-    baseline = EvaluateConfig(**{**vars(config), "weights": None})
-    assert evaluate(baseline, Silent()) != found
+    assert evaluate(config, Silent()) == report
+    untrained = EvaluateConfig(**{**vars(config), "weights": None})
+    assert evaluate(untrained, Silent()) != report
     for path in cache.glob("written/*.json"):
         path.write_text("[")
     with pytest.raises(PassError, match="damaged"):
         evaluate(config, Silent())
-    for path in cache.glob("written/*.json"):
+    for path in cache.glob("written/*.json"):  # other tests of this file share the cache
         path.unlink()
 
 
 @pytest.mark.slow
-def test_answers_to_one_kind_are_those_of_all_kinds(config, monkeypatch):
-    whole = evaluate(config, Silent())
+def test_an_evaluation_of_one_kind_uses_the_answers_and_has_the_counts_of_all_kinds(
+    config, monkeypatch
+):
+    report = evaluate(config, Silent())
     monkeypatch.setattr(answers.AnswerWriter, "_write", lambda *_: pytest.fail("written again"))
     for kind in CORE_KINDS:
-        for temperature, found in evaluate(
-            EvaluateConfig(**{**vars(config), "kinds": (kind,)}), Silent()
-        ).items():
-            assert found == {kind: whole[temperature][kind], ALL_KINDS: whole[temperature][kind]}
+        of_kind = evaluate(EvaluateConfig(**{**vars(config), "kinds": (kind,)}), Silent())
+        for temperature, counts in report.items():
+            assert of_kind[temperature] == {kind: counts[kind], ALL_KINDS: counts[kind]}
 
 
-def test_prompts_that_are_not_continued_go_through_the_chat_template(config):
+def test_the_chat_template_is_used_for_all_but_the_continued_kinds_of_prompts(config):
     tokenizer = load_model(resolve(config.model), "fp32").tokenizer
     plain = answers.encode(tokenizer, Prompt("a", "text", "who is the fox?"))
     for kind in KINDS:
@@ -198,44 +200,49 @@ def test_prompts_that_are_not_continued_go_through_the_chat_template(config):
         assert (ids == plain) == (kind in CONTINUED_KINDS)
 
 
-def test_batches_do_not_change_what_is_written(config, monkeypatch):
+def test_the_size_of_batches_does_not_change_answers(config, monkeypatch):
     texts = []
     for size in (40, 4):
         monkeypatch.setattr(answers, "BATCH_PROMPTS", size)
         loaded = load_model(resolve(config.model), "fp32")
-        asked = [
+        prompts = [
             answers.SeededPrompt(
                 answers.encode(loaded.tokenizer, prompt), SamplingParams(0.8, seed=prompt.seed)
             )
             for prompt in read_prompt_set(config.prompts)
         ]
         writer = answers.AnswerWriter(loaded.model, loaded.eos_token_ids, 20, "")
-        texts.append(writer._write(asked, lambda *_: None))
+        texts.append(writer._write(prompts, lambda *_: None))
     assert texts[0] == texts[1] and len(set(map(tuple, texts[0]))) == len(texts[0])
 
 
-def test_the_head_reads_the_drafts_before_and_not_the_text(tiny_model: Path):
+def greedy(logits, _positions):
+    """Sample tokens at temperature 0, as `drafts_of` expects."""
+    return logits.argmax(-1)
+
+
+def test_the_head_reads_the_drafts_before_a_draft_and_not_the_text(tiny_model: Path):
     base = load_model(resolve(str(tiny_model)), "fp32").model
     drafter = Drafter(base, torch.randn(3, 64, generator=torch.Generator().manual_seed(2)), None)
     head = new_head(base.get_input_embeddings().weight, 8, 16, torch.Generator().manual_seed(0))
     tokens = torch.randint(2, 300, (20,), generator=torch.Generator().manual_seed(3)).tolist()
-    anchors, greedy = range(4, 12), lambda logits, _positions: logits.argmax(-1)
+    anchors = range(4, 12)
     plain = drafts_of(drafter, tokens, anchors, 3, greedy)
     drafter.head = head
-    without_effect = drafts_of(drafter, tokens, anchors, 3, greedy)  # a new head adds 0
-    assert np.array_equal(without_effect, plain)
+    with_new_head = drafts_of(drafter, tokens, anchors, 3, greedy)  # a new head adds 0
+    assert np.array_equal(with_new_head, plain)
     with torch.no_grad():
         head.out.normal_(std=20, generator=torch.Generator().manual_seed(1))
     with_head = drafts_of(drafter, tokens, anchors, 3, greedy)
     assert not np.array_equal(with_head, plain)
-    for place, anchor in enumerate(anchors):
+    for row, anchor in enumerate(anchors):
         text = torch.tensor(tokens[: anchor + 1])
         embeddings = torch.cat([base.get_input_embeddings()(text), drafter.embeddings[:3]])
         hidden = base.model(inputs_embeds=embeddings[None]).last_hidden_state[:, -3:]
-        before = torch.tensor([[tokens[anchor + 1], *with_head[place, :2]]])
+        before = torch.tensor([[tokens[anchor + 1], *with_head[row, :2]]])
         ids, logits = head(hidden, base.lm_head(hidden), before, torch.arange(3)[None])
-        best = ids[0].gather(-1, logits[0].argmax(-1)[:, None])[:, 0]
-        assert best.tolist() == with_head[place].tolist()
+        likeliest = ids[0].gather(-1, logits[0].argmax(-1)[:, None])[:, 0]
+        assert likeliest.tolist() == with_head[row].tolist()
 
 
 def test_drafts_after_a_wrong_one_are_skipped(tiny_model: Path):
@@ -246,69 +253,75 @@ def test_drafts_after_a_wrong_one_are_skipped(tiny_model: Path):
         head.out.normal_(std=20, generator=generator)
     drafter = Drafter(base, torch.randn(4, 64, generator=generator), None, head)
     tokens = torch.randint(2, 300, (24,), generator=generator).tolist()
-    greedy = lambda logits, _positions: logits.argmax(-1)  # noqa: E731
-    for _ in range(2):  # the text becomes what is drafted at some of its places
-        whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
-        tokens[12:15] = whole[6, :3].tolist()
-    whole = drafts_of(drafter, tokens, range(4, 20), 4, greedy)
-    part = drafts_of(drafter, tokens, range(4, 20), 4, greedy, stop_at_wrong=True)
-    for place, anchor in enumerate(range(4, 20)):
-        made = len(right_in_row(whole[place].tolist(), [*tokens[anchor + 2 :], *[-2] * 4]))
-        assert part[place, :made].tolist() == whole[place, :made].tolist()
-        assert (part[place, made:] == SKIPPED_DRAFT).all()
-    assert (part[6, :3] == whole[6, :3]).all() and (part == SKIPPED_DRAFT).sum() > 20
+    anchors = range(4, 20)
+    # Write the first drafts of anchor 10, for tokens 12 to 14, into the text, so that they are
+    # right. Token 12 may change later drafts of this anchor, and so they are computed again.
+    for _ in range(2):
+        drafts = drafts_of(drafter, tokens, anchors, 4, greedy)
+        tokens[12:15] = drafts[6, :3].tolist()
+    drafts = drafts_of(drafter, tokens, anchors, 4, greedy)
+    with_skipped = drafts_of(drafter, tokens, anchors, 4, greedy, stop_at_wrong=True)
+    for row, anchor in enumerate(anchors):
+        text = [*tokens[anchor + 2 :], *[PADDING_TOKEN] * 4]
+        made = len(right_in_row(drafts[row].tolist(), text))
+        assert with_skipped[row, :made].tolist() == drafts[row, :made].tolist()
+        assert (with_skipped[row, made:] == SKIPPED_DRAFT).all()
+    assert (with_skipped[6, :3] == drafts[6, :3]).all()
+    assert (with_skipped == SKIPPED_DRAFT).sum() > 20
 
 
 def reference_walk(accepted: list[int], length: int, *, two_pass: bool) -> list[int]:
-    """Return the tokens of each pass, counted as a runtime does. accepted: the right drafts at each
-    place. right: the number of right drafts that the next pass verifies; None if it drafts only."""
-    sizes, written, right = [], 0, None
+    """Return how many tokens each pass writes, found by going from pass to pass as a runtime does.
+
+    accepted[k]: how many drafts are right of those made by a pass whose last token is token k.
+    """
+    sizes, written = [], 0
+    right_drafts = None  # in the window of the next pass; None: the window has no drafts
     while written < length:
-        sizes.append(min(1 + (right or 0), length - written))
+        sizes.append(min(1 + (right_drafts or 0), length - written))
         written += sizes[-1]
-        drafts = not two_pass or right is None
-        if drafts and written > len(accepted):
+        pass_drafts = not two_pass or right_drafts is None
+        if pass_drafts and written > len(accepted):
             break
-        right = accepted[written - 1] if drafts else None
+        right_drafts = accepted[written - 1] if pass_drafts else None
     return sizes
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 60))
-def test_sizes_of_passes(accepted, length):
-    accepted = [
-        min(count, length - 1 - place) for place, count in enumerate(accepted[: length - 1])
-    ]
+def test_sizes_of_passes_are_those_of_a_walk_from_pass_to_pass(accepted, length):
+    # No draft is accepted after the end of the text.
+    accepted = [min(count, length - 1 - k) for k, count in enumerate(accepted[: length - 1])]
     assert list(fused_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=False)
     assert list(two_pass_sizes(accepted, length)) == reference_walk(accepted, length, two_pass=True)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(2, 50), st.data())
-def test_counts_of_right_drafts(written, tokens, data):
-    """They are those of a count by hand, and the counts of texts add up to that of all texts."""
-    places = min(len(written), tokens) - 1
+def test_right_drafts_are_counted_as_the_definition_says(written, tokens, data):
+    """`DraftCounts` defines `tried` and `right`. The counts of kinds add up to those of all."""
+    anchors = min(len(written), tokens) - 1
     drafts = np.array(
-        [data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(places)]
+        [data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)) for _ in range(anchors)]
     )
-    found = count_drafts(drafts, written, tokens)
-    both = found.outside_loops + found.in_loops
-    for j, (tried, right) in enumerate(itertools.zip_longest(both.tried, both.right)):
+    counts = count_drafts(drafts, written, tokens)
+    both = counts.outside_loops + counts.in_loops
+    for j, (tried, right) in enumerate(zip(both.tried, both.right, strict=True)):
         reached = [
             k
-            for k in range(places)
+            for k in range(anchors)
             if k + 1 + j < len(written)
             and all(drafts[k, i] == written[k + 1 + i] for i in range(j))
         ]
         assert tried == len(reached)
         assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
-    sums = by_kind(["chat", "code", "chat"], [found, found, found], 3)
+    sums = by_kind(["chat", "code", "chat"], [counts, counts, counts], 3)
     assert list(sums) == ["chat", "code", ALL_KINDS]
     assert sums[ALL_KINDS] == sums["chat"] + sums["code"]
-    assert sums[ALL_KINDS].outside_loops.places == 3 * found.outside_loops.places
+    assert sums[ALL_KINDS].outside_loops.places == 3 * counts.outside_loops.places
 
 
-def test_shares_of_right_drafts_and_tau():
+def test_acceptance_and_tau_follow_from_counts():
     figures = DraftCounts((10, 5, 2), (5, 2, 0), PassCounts(10, 12), PassCounts(8, 12))
     assert figures.conditional == [0.5, 0.4, 0.0] and figures.cumulative == [0.5, 0.2, 0.0]
     assert figures.accepted == pytest.approx(0.7) and figures.places == 10
@@ -316,22 +329,22 @@ def test_shares_of_right_drafts_and_tau():
     assert DraftCounts.zero(2).cumulative == [0.0, 0.0]
 
 
-def test_a_table_of_one_report_or_two(config):
-    report = {
-        name: {ALL_KINDS: found[ALL_KINDS].as_json()}
-        for name, found in evaluate(config, Silent()).items()
+def test_a_table_of_two_reports_begins_with_a_column_of_their_names(config):
+    temperatures = {
+        temperature: {ALL_KINDS: counts[ALL_KINDS].as_json()}
+        for temperature, counts in evaluate(config, Silent()).items()
     }
-    whole = config.as_json() | {"temperatures": report}
-    rows = rows_of(whole)
+    report = config.as_json() | {"temperatures": temperatures}
+    rows = rows_of(report)
     assert [row[0] for row in rows] == ["greedy", "T=0.8"]
     assert {len(row) for row in rows} == {len(HEADINGS)}
-    one, two = markdown({"a": whole}).splitlines(), markdown({"a": whole, "b": whole}).splitlines()
+    one, two = (markdown(dict.fromkeys(names, report)).splitlines() for names in ("a", "ab"))
     assert one[0].startswith("| decoding |") and two[0].startswith("| weights | decoding |")
     assert [line.split(" | ")[0] for line in two[2:6]] == ["| a", "| a", "| b", "| b"]
     assert "6 prompts" in "\n".join(one) and "L = 4" in "\n".join(one)
 
 
-def test_the_prompts_that_come_with_it():
+def test_the_prompt_set_that_the_trainer_ships():
     prompts = read_prompt_set(PROMPTS)
     counts = [sum(prompt.kind == kind for prompt in prompts) for kind in KINDS]
     assert counts == [40, 20, 20, *[17] * 6, 18]
@@ -345,7 +358,7 @@ def test_the_prompts_that_come_with_it():
     assert [prompt.is_message for prompt in prompts] == [
         prompt.kind not in ("text", "code") for prompt in prompts
     ]
-    assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # of the id alone
+    assert Prompt("a", "chat", "b").seed == Prompt("a", "text", "c").seed  # the id alone decides
 
 
 @pytest.mark.parametrize(

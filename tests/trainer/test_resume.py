@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from training import Interrupted, Silent, same, small_run, weights
+from training import Interrupted, Silent, equal_tensors, small_run, weights
 
 from conftest import VOCAB_SIZE, write_random_weights
 from pass_exporter.model.load import load_model
@@ -52,30 +52,33 @@ def done(config: TrainConfig, two_steps: Path) -> TrainConfig:
 
 @pytest.fixture
 def writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test in which the model writes text. A large model writes for an hour, so settings
-    are checked before."""
+    """Make a test fail if the model writes text. Settings must be checked before that, because a
+    large model writes for an hour."""
     monkeypatch.setattr(
         "pass_trainer.run.make_supply", lambda *_: pytest.fail("text was written first")
     )
 
 
 @pytest.mark.slow
-def test_two_interruptions_change_nothing(config: TrainConfig, tmp_path: Path):
-    """With a checkpoint after every step, the losses and weights are those of a run that was not
-    interrupted."""
+def test_a_run_that_was_interrupted_twice_ends_with_the_same_losses_and_weights(
+    config: TrainConfig, tmp_path: Path
+):
+    """With a checkpoint after every step."""
     whole = run(replace(config, checkpoint_minutes=1e9), Silent())
-    often = replace(config, output=tmp_path / "interrupted", checkpoint_minutes=0, resume=True)
-    for at in (9, 12):
+    interrupted = replace(
+        config, output=tmp_path / "interrupted", checkpoint_minutes=0, resume=True
+    )
+    for steps in (9, 12):
         with pytest.raises(KeyboardInterrupt):
-            run(often, Interrupted(at))
-    state = json.loads((often.output / "checkpoint" / "progress.json").read_text())
-    assert 9 < state["step"] < 30
-    resumed = run(often, Silent())
+            run(interrupted, Interrupted(steps))
+    state = json.loads((interrupted.output / "checkpoint" / "progress.json").read_text())
+    assert 9 < state["step"] < 30  # the second process continued where the first had ended
+    resumed = run(interrupted, Silent())
     assert resumed.history.loss == whole.history.loss
     assert resumed.history.evaluations == whole.history.evaluations
-    assert same(weights(config.output), weights(often.output))
+    assert equal_tensors(weights(config.output), weights(interrupted.output))
     run(replace(config, seed=1, output=tmp_path / "other"), Silent())
-    assert not same(weights(config.output), weights(tmp_path / "other"))
+    assert not equal_tensors(weights(config.output), weights(tmp_path / "other"))
 
 
 @pytest.mark.slow
@@ -84,8 +87,8 @@ def test_a_run_resumes_from_the_old_checkpoint_if_a_save_was_cut_off_between_its
 ):
     whole = run(config, Silent())
     (config.output / "checkpoint").rename(config.output / "checkpoint.old")
-    again = run(replace(config, resume=True), Silent())
-    assert again.history.loss == whole.history.loss
+    resumed = run(replace(config, resume=True), Silent())
+    assert resumed.history.loss == whole.history.loss
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(done: TrainConfig):
@@ -95,8 +98,8 @@ def test_a_damaged_checkpoint_is_refused_by_name(done: TrainConfig):
 
 
 class SlowSecondProcess:
-    """The accelerator of the first of two processes. The second process writes its part of a
-    checkpoint as late as it can: while the first waits for it."""
+    """A fake accelerator of the first of two processes. The second process writes its part of a
+    checkpoint as late as possible: when the first waits for all processes."""
 
     is_main_process = True
 
@@ -112,7 +115,7 @@ class SlowSecondProcess:
             self.unwritten.pop().touch()
 
 
-def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
+def test_a_checkpoint_is_complete_only_with_the_part_of_every_process(config: TrainConfig):
     config.output.mkdir()
     checkpoint = Checkpoint(config.output, config.resume_settings(), SlowSecondProcess(), 5.0)
     checkpoint.save(3, History([Stage(0, 30)]))
@@ -120,6 +123,7 @@ def test_a_checkpoint_has_the_part_of_every_process(config: TrainConfig):
 
 
 def test_a_checkpoint_without_an_aim_resumes_with_the_aim_distribution(done: TrainConfig):
+    """Checkpoints of earlier versions do not name an aim."""
     path = done.output / "checkpoint" / "progress.json"
     state = json.loads(path.read_text())
     assert state["settings"].pop("aim") == "distribution"
@@ -150,7 +154,7 @@ def test_a_checkpoint_without_an_aim_resumes_with_the_aim_distribution(done: Tra
 def test_a_run_does_not_resume_with_other_settings(
     done: TrainConfig, change: dict[str, Any], error: str
 ):
-    if change.keys() <= vars(done.recipe).keys() - {"seed"}:
+    if change.keys() <= vars(done.recipe).keys() - {"seed"}:  # a run has a seed of its own
         change = {"recipe": replace(done.recipe, **change)}
     with pytest.raises(
         PassError, match=f"checkpoint was made with another --{error}, or another -o"
@@ -158,10 +162,10 @@ def test_a_run_does_not_resume_with_other_settings(
         run(replace(done, resume=True, **change), Silent())
 
 
-def test_a_run_resumes_with_a_copy_of_its_text_only(
+def test_a_run_resumes_with_a_copy_of_its_text_but_not_with_other_text(
     done: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
 ):
-    made = weights(done.output)
+    weights_before = weights(done.output)
     copy, other = tmp_path / "copy.txt", tmp_path / "numbers2.txt"
     copy.write_bytes(done.data[0].read_bytes())
     other.write_text("other words " * 400)
@@ -171,7 +175,7 @@ def test_a_run_resumes_with_a_copy_of_its_text_only(
         PassError, match="was made with another --data; give the same options, or another -o"
     ):
         run(replace(done, resume=True, data=(other,)), Silent())
-    assert same(weights(done.output), made)
+    assert equal_tensors(weights(done.output), weights_before)
 
 
 def test_a_run_without_its_checkpoint_does_not_resume(done: TrainConfig):
@@ -184,14 +188,13 @@ def test_a_run_without_its_checkpoint_does_not_resume(done: TrainConfig):
 
 @pytest.mark.slow
 def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path):
-    """It goes on at the learning rates of the longer run. An interruption then does not change its
-    weights."""
-    short = run(replace(config, steps=10), Silent())
+    """An interruption of the added steps does not change the weights."""
+    first = run(replace(config, steps=10), Silent())
     longer = replace(config, steps=25, resume=True)
     copied = replace(longer, output=tmp_path / "copy", checkpoint_minutes=0)
     shutil.copytree(config.output / "checkpoint", copied.output / "checkpoint")
     extended = run(longer, Silent())
-    assert extended.history.loss[:10] == short.history.loss and len(extended.history.loss) == 25
+    assert extended.history.loss[:10] == first.history.loss and len(extended.history.loss) == 25
     assert extended.history.stages == [Stage(0, 10), Stage(10, 25)]
     training = json.loads((config.output / "metrics.json").read_text())["training"]
     assert training["steps"] == 25
@@ -199,24 +202,25 @@ def test_a_finished_run_is_given_more_steps(config: TrainConfig, tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         run(copied, Interrupted(6))
     run(copied, Silent())
-    assert same(weights(config.output), weights(copied.output))
+    assert equal_tensors(weights(config.output), weights(copied.output))
 
 
 def test_learning_rates_of_a_run_with_more_steps():
-    """They rise from the step at which the run resumes, and are then those of a run that had all
-    steps from its start."""
+    """After a new warm-up they are those of a run that had all steps from its start."""
 
     def rates(start: int, end: int, steps: range) -> list[float]:
+        """Return the factors in a stage that begins at step `start`, of a run of `end` steps."""
         return [learning_rate_factor(step / end, step - start) for step in steps]
 
-    assert rates(0, 100, range(99, 100))[0] < 0.06 and rates(100, 300, range(100, 101))[0] < 0.05
+    assert rates(0, 100, range(99, 100))[0] < 0.06  # the last step of the first 100
+    warm_up = rates(100, 300, range(100, 119))
+    assert warm_up[0] < 0.05 and warm_up == sorted(warm_up)
     assert rates(100, 300, range(119, 300)) == rates(0, 300, range(119, 300))
-    assert sorted(warm_up := rates(100, 300, range(100, 119))) == warm_up
 
 
 @pytest.fixture
 def start(tiny_model: Path, tmp_path: Path) -> Path:
-    """Weights of 8 look-ahead rows with an adapter and a head."""
+    """A file of weights for --start: 8 look-ahead embeddings, an adapter and a head."""
     return write_random_weights(tiny_model, tmp_path / "s.safetensors", lookahead=8, head_rank=12)
 
 
@@ -252,7 +256,7 @@ def test_settings_that_cannot_be_trained_are_refused_before_text_is_written(
         ({"head_rank": 20, "head_width": 40}, (20, 40)),
     ],
 )
-def test_a_widened_head_computes_the_same_logits(
+def test_a_head_from_start_computes_the_same_logits_even_if_it_is_widened(
     config: TrainConfig,
     tiny_model: Path,
     start: Path,
@@ -260,16 +264,16 @@ def test_a_widened_head_computes_the_same_logits(
     expected: tuple[int, int],
 ):
     loaded = load_model(resolve(str(tiny_model)), "fp32")
-    given = read_lookahead(start, 3, loaded.model).head
+    start_head = read_lookahead(start, 3, loaded.model).head
     head = make_drafter(replace(config, start=start, head=True, **sizes), loaded).head
     assert head is not None
-    assert given is not None
+    assert start_head is not None
     assert (head.rank, head.width) == expected
     assert all(parameter.requires_grad for parameter in head.parameters())
     random = torch.Generator().manual_seed(3)
     hidden, logits = (torch.randn(2, 5, n, generator=random) for n in (64, VOCAB_SIZE))
     rows = torch.randint(0, VOCAB_SIZE, (2, 5), generator=random), torch.arange(5).expand(2, 5)
-    before, after = (each(hidden, logits, *rows)[1].log_softmax(-1) for each in (given, head))
+    before, after = (each(hidden, logits, *rows)[1].log_softmax(-1) for each in (start_head, head))
     torch.testing.assert_close(before, after, atol=1e-3, rtol=0)
     assert (before - logits.log_softmax(-1)).abs().max() > 1, "the head must matter"
 
@@ -283,14 +287,14 @@ def test_weights_of_another_model_are_refused_before_text_is_written(
         run(replace(config, start=tmp_path / "start.safetensors"), Silent())
 
 
-def test_text_too_short_for_a_prompt_is_refused_before_text_is_written(
+def test_data_too_short_for_a_prompt_is_refused_before_text_is_written(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Even if the run begins with prompts that the model writes itself."""
+    """Even if the first source of the run is prompts that the model writes itself."""
     monkeypatch.setattr(TorchTextWriter, "write", lambda *_: pytest.fail("text was written first"))
     (tmp_path / "short.txt").write_text("too short")
-    recipe = replace(config.recipe, prompt=(40, 44))
+    data, recipe = (Path("self"), tmp_path / "short.txt"), replace(config.recipe, prompt=(40, 44))
     with pytest.raises(
         PassError, match=r"short\.txt: no text is long enough for a prompt of 40 tokens"
     ):
-        run(replace(config, data=(Path("self"), tmp_path / "short.txt"), recipe=recipe), Silent())
+        run(replace(config, data=data, recipe=recipe), Silent())

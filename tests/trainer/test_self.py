@@ -1,4 +1,4 @@
-"""Prompts and text that the model writes itself."""
+"""`--data self`: prompts that the model writes itself; and the text writers of training."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from pass_trainer.self_prompts import SelfPrompts
 from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter
 
 EGG, POEM = "How do I boil an egg?", "Write a poem about foxes"
-TURNS = [EGG, EGG, "ok", "", "A turn without an end", POEM]
+ENDLESS = "A turn without an end"
+TURNS = [EGG, EGG, "ok", "", ENDLESS, POEM]
+"""Turns of a user. Only EGG and POEM are usable prompts: they end, and are not too short."""
 
 
-class Recites:
-    """A TextWriter that writes `turns` again and again; those with "without" do not end."""
+class TurnWriter:
+    """A TextWriter that writes `turns` again and again, each with an end token but ENDLESS."""
 
-    name = "recites"
+    name = "turns"
 
     def __init__(self, tokenizer, turns: list[str]) -> None:
         self._tokenizer, self._turns, self.calls = tokenizer, itertools.cycle(turns), []
@@ -42,14 +44,14 @@ class Recites:
         self.calls.append((list(prompts[0]), temperature, top_p, seed))
         texts = []
         for prompt, turn in zip(prompts, self._turns, strict=False):
-            end = [] if "without" in turn else [EOS]
+            end = [] if turn == ENDLESS else [EOS]
             texts.append([*prompt, *self._tokenizer.encode(turn, add_special_tokens=False), *end])
         return texts
 
 
 def test_different_turns_that_end_become_prompts():
     tokenizer = make_tokenizer()
-    writer = Recites(tokenizer, TURNS)
+    writer = TurnWriter(tokenizer, TURNS)
     prompts = SelfPrompts(tokenizer, (EOS,), writer, 100).write(2, random.Random(0))
     assert [tokenizer.decode(ids) for ids in prompts] == [
         "<bos>[user]How do I boil an egg?\n[assistant]",
@@ -64,18 +66,18 @@ def test_prompts_over_the_limit_are_left_out():
     tokenizer = make_tokenizer()
     text = f"<bos>[user]{POEM}\n[assistant]"
     length = len(tokenizer.encode(text, add_special_tokens=False))
-    fitting, shorter = (
-        SelfPrompts(tokenizer, (EOS,), Recites(tokenizer, [POEM]), limit)
+    fitting, too_short = (
+        SelfPrompts(tokenizer, (EOS,), TurnWriter(tokenizer, [POEM]), limit)
         for limit in (length, length - 1)
     )
     assert len(fitting.write(1, random.Random(0))[0]) == length
     with pytest.raises(PassError, match="--data"):
-        shorter.write(1, random.Random(0))
+        too_short.write(1, random.Random(0))
 
 
 def test_a_model_whose_turns_do_not_end_is_refused():
     tokenizer = make_tokenizer()
-    writer = Recites(tokenizer, ["A turn without an end"])
+    writer = TurnWriter(tokenizer, [ENDLESS])
     with pytest.raises(PassError, match=r"the model writes too few user messages that end.*--data"):
         SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
     assert len(writer.calls) == self_prompts.MAX_BATCHES
@@ -84,21 +86,20 @@ def test_a_model_whose_turns_do_not_end_is_refused():
 def test_the_prompt_of_a_base_model_is_its_start_token():
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
-    writer = Recites(tokenizer, TURNS)
+    writer = TurnWriter(tokenizer, TURNS)
     assert SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0)) == [[0]] * 3
     assert not writer.calls
 
 
 def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
-    class Loops(Recites):
-        def write(self, prompts, length, *rest):
+    class LoopWriter(TurnWriter):
+        def write(self, prompts, length, *_):
             return [[*prompt, *range(10, 15), *[7, 8, 9] * 30][:length] for prompt in prompts]
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
-    distiller = Distiller(
-        Loops(tokenizer, TURNS), tokenizer, (EOS,), [None], Recipe(sequences=2, length=80)
-    )
+    writer, recipe = LoopWriter(tokenizer, TURNS), Recipe(sequences=2, length=80)
+    distiller = Distiller(writer, tokenizer, (EOS,), [None], recipe)
     distiller.write_missing(tmp_path, range(1), lambda _done, _total: None)
     data = distiller.read(tmp_path, [0])
     assert data.tokens[0, : data.lengths[0]].tolist() == [0, *range(10, 15), 7, 8, 9]
@@ -107,27 +108,29 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "w8a8"])
-def test_writers_continue_prompts(tiny_model: Path, tmp_path: Path, kind: str):
-    """With the same seed they write the same texts, each of which ends at its end token."""
+def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
+    tiny_model: Path, tmp_path: Path, kind: str
+):
+    """With the same seed it writes the same texts."""
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
     if kind == "w8a8":
         writer = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
     prompts = [[0, 5, 6, 7], [0, 9], [0, 30, 31, 32, 33, 34]] * 12
     for temperature in (0.0, 1.0):
-        lines = writer.write(prompts, 40, temperature, 1.0, 3)
-        assert lines == writer.write(prompts, 40, temperature, 1.0, 3)
-        for line, prompt in zip(lines, prompts, strict=True):
-            assert line[: len(prompt)] == prompt
-            assert EOS not in line[len(prompt) : -1]
-            assert len(line) == 40 or line[-1] == EOS
-        same = sum(line == lines[0] for line in lines[::3])
-        assert same == 12 if temperature == 0 else same < 12
-    if kind == "w8a8":
-        written = (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns
-        again = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
-        assert again.write(prompts, 40, 0.0, 1.0, 3) == writer.write(prompts, 40, 0.0, 1.0, 3)
-        assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == written
+        texts = writer.write(prompts, 40, temperature, 1.0, 3)
+        assert texts == writer.write(prompts, 40, temperature, 1.0, 3)
+        for text, prompt in zip(texts, prompts, strict=True):
+            assert text[: len(prompt)] == prompt
+            assert EOS not in text[len(prompt) : -1]
+            assert len(text) == 40 or text[-1] == EOS
+        equal = sum(text == texts[0] for text in texts[::3])  # of the twelve with the first prompt
+        assert equal == 12 if temperature == 0 else equal < 12
+    if kind == "w8a8":  # a second writer uses the bundle that the first exported
+        exported = (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns
+        second = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
+        assert second.write(prompts, 40, 0.0, 1.0, 3) == writer.write(prompts, 40, 0.0, 1.0, 3)
+        assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == exported
 
 
 @pytest.mark.slow
@@ -146,15 +149,19 @@ def test_a_base_model_trains_on_text_of_its_own(
     run(config, Silent())
     shards = list((tmp_path / "cache").glob("distilled/*/*/shard-*"))
     stamps = [path.stat().st_mtime_ns for path in shards]
+    # The prompts of a base model are its start token alone, so one token long.
     assert load_file(shards[0])["prompts"].unique().tolist() == [1]
-    more = replace(recipe, sequences=66)
-    run(replace(config, output=tmp_path / "more", recipe=more), Silent())
+    larger = replace(recipe, sequences=66)
+    run(replace(config, output=tmp_path / "larger", recipe=larger), Silent())
     assert [path.stat().st_mtime_ns for path in shards] == stamps
     assert len(list((tmp_path / "cache").glob("distilled/*/*/shard-*"))) == len(shards) + 1
 
 
-def test_top_p_leaves_out_the_unlikely(tiny_model: Path):
+def test_a_small_top_p_leaves_only_the_likeliest_token(tiny_model: Path):
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer = TorchTextWriter(loaded.model, (EOS,))
-    wide, narrow = (writer.write([[0, 5]] * 16, 12, 1.0, top_p, 3) for top_p in (1.0, 0.01))
-    assert len({tuple(line) for line in narrow}) == 1 < len({tuple(line) for line in wide})
+    all_tokens, likeliest = (
+        {tuple(text) for text in writer.write([[0, 5]] * 16, 12, 1.0, top_p, 3)}
+        for top_p in (1.0, 0.01)
+    )
+    assert len(likeliest) == 1 < len(all_tokens)

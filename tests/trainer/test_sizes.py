@@ -1,5 +1,5 @@
-"""Sizes of shards and batches by the device's memory, sums in chunks, and loops found by worker
-processes."""
+"""How training uses a device: sizes of shards and batches by its memory, losses summed in chunks,
+and loops of texts found by worker processes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def test_a_large_gpu_gets_the_maximum_sizes():
     st.integers(1, 200 * GIB),
     st.sampled_from([(SMALL, 1536), (LARGE, 11008)]),
 )
-def test_more_memory_never_gives_smaller_sizes(one: int, other: int, model: tuple[Geometry, int]):
+def test_more_memory_never_gives_smaller_sizes(
+    memory_1: int, memory_2: int, model: tuple[Geometry, int]
+):
     geometry, intermediate = model
-    less, more = sorted((one, other))
+    less, more = sorted((memory_1, memory_2))
     shards = [shard_size(memory, geometry, 256) for memory in (less, more)]
     batches = [batch_size(memory, geometry, intermediate, config()) for memory in (less, more)]
     assert 64 <= shards[0] <= shards[1] <= MAX_SHARD_SEQUENCES
@@ -68,21 +70,20 @@ def test_longer_sequences_and_larger_models_get_smaller_sizes(memory: int):
 def squared_errors(
     hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
 ) -> torch.Tensor:
-    """Return [n]: a loss that is not linear in the trained tensors."""
-    found = (
-        hidden
-        if corrections is None
-        else hidden + corrections @ torch.ones(corrections.shape[1], hidden.shape[1])
-    )
-    return ((found - states) ** 2).sum(-1)
+    """Return losses [n] of rows. They are not linear in hidden [n,H] and corrections [n,r], so that
+    gradients differ from row to row."""
+    if corrections is not None:
+        hidden = hidden + corrections @ torch.ones(corrections.shape[1], hidden.shape[1])
+    return ((hidden - states) ** 2).sum(-1)
 
 
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("chunk_rows", [1, 3, 7, 100])
-def test_a_sum_in_chunks_has_the_value_and_gradients_of_the_whole(
+def test_a_sum_in_chunks_has_the_value_and_gradients_of_a_plain_sum(
     chunk_rows: int, corrected: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(row_sum, "CHUNK_ELEMENTS", chunk_rows * 5)
+    vocabulary = 5
+    monkeypatch.setattr(row_sum, "CHUNK_ELEMENTS", chunk_rows * vocabulary)
     torch.manual_seed(0)
     hidden, states, weights = torch.randn(7, 4), torch.randn(7, 4), torch.rand(7)
     trained = [hidden, *([torch.randn(7, 2)] if corrected else [])]
@@ -92,21 +93,19 @@ def test_a_sum_in_chunks_has_the_value_and_gradients_of_the_whole(
         corrections = inputs[1] if corrected else None
         if in_chunks:
             total = row_sum.sum_over_rows(
-                squared_errors, inputs[0], corrections, states, weights, vocabulary=5
+                squared_errors, inputs[0], corrections, states, weights, vocabulary
             )
         else:
             total = (squared_errors(inputs[0], corrections, states) * weights).sum()
-        (2 * total).backward()  # a factor outside reaches the gradients too
+        (2 * total).backward()  # gradients must have a factor of the sum, too
         results.append([total.detach(), *(tensor.grad for tensor in inputs)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
+    plain, chunked = results
+    torch.testing.assert_close(chunked, plain)
 
 
 @pytest.mark.slow
-def test_workers_find_the_same_loops():
-    """There are more texts than a task of one worker has."""
-    texts = [
-        [1, 2, 3] * 20 if i % 3 else list(range(i, i + 40)) for i in range(2 * loops.TASK_TEXTS + 5)
-    ]
+def test_worker_processes_find_the_loops_of_many_texts():
+    looping, count = [1, 2, 3] * 20, 2 * loops.TASK_TEXTS + 5  # more texts than two tasks have
+    texts = [looping if i % 3 else list(range(i, i + 40)) for i in range(count)]
     expected = [loop_start(text) for text in texts]
     assert loops.loop_starts(texts) == expected and None in expected and len(set(expected)) > 1

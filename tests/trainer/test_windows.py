@@ -13,8 +13,9 @@ from pass_trainer.windows import full_groups, make_windows, sample_groups
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 8), st.data())
 def test_a_batch_is_laid_out_as_plans(width: int, batch: int, lookahead: int, data: st.DataObject):
-    """A sequence is the window of a plan: its tokens are the root and the drafts, and the
-    look-ahead rows follow them. Padding rows see the first token alone."""
+    """Each sequence of the batch is laid out as the window of a plan: its first token is the root,
+    its other tokens are drafts, and the look-ahead rows follow. Padding rows see the first token
+    alone."""
     sizes = st.lists(st.integers(0, lookahead), min_size=1, max_size=width)
     groups = [np.array(data.draw(sizes)) for _ in range(batch)]
     windows = make_windows(groups, width)
@@ -45,14 +46,15 @@ def test_sampled_groups_predict_tokens_after_the_prompt_only(
     seed: int, length: int, anchors: int, lookahead: int, decay: float
 ):
     rng = np.random.default_rng(seed)
-    prompt = int(rng.integers(0, length + 1))
-    groups = sample_groups(rng, prompt, length, anchors, lookahead, decay)
+    prompt_length = int(rng.integers(0, length + 1))
+    groups = sample_groups(rng, prompt_length, length, anchors, lookahead, decay)
     assert len(groups) == length
-    places = [a for a, size in enumerate(groups) if size]
-    assert len(places) == min(anchors, max(0, length - 1 - max(prompt - 1, 0)))
-    assert all(
-        a >= prompt - 1 and a + groups[a] <= length - 1 and groups[a] <= lookahead for a in places
-    )
+    sampled = [anchor for anchor, size in enumerate(groups) if size]
+    # Anchors are the prompt's last token and those after it, but not the last token of the text.
+    assert len(sampled) == min(anchors, max(0, length - 1 - max(prompt_length - 1, 0)))
+    for anchor in sampled:
+        assert anchor >= prompt_length - 1 and groups[anchor] <= lookahead
+        assert anchor + groups[anchor] <= length - 1
 
 
 def test_deeper_rows_are_sampled_less_often():

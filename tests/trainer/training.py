@@ -1,5 +1,5 @@
-"""A short training run on the tiny model: its settings, its weights, and progress that interrupts
-it."""
+"""What the tests of training share: the settings of a short run on the tiny model, progress that
+shows nothing or interrupts a run, and the weights that a run wrote."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ class Silent:
 
 
 class Interrupted(Silent):
-    """Raises KeyboardInterrupt, as Ctrl-C does, after `at` training steps of this process."""
+    """Raises KeyboardInterrupt, as Ctrl-C does, at the end of training step `steps` + 1 of this
+    process."""
 
-    def __init__(self, at: int) -> None:
-        self._at = at
+    def __init__(self, steps: int) -> None:
+        self._steps_left = steps
 
     def phase(self, name: str):
         def step(_done: int, _total: int, _note: str = "") -> None:
-            self._at -= name == "training"
-            if self._at < 0:
+            self._steps_left -= name == "training"
+            if self._steps_left < 0:
                 raise KeyboardInterrupt
 
         return step
 
 
 def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
-    """Return the settings of thirty steps on 64 sequences. Write `text` if there is none."""
+    """Return the settings of a run of 30 steps on 64 sequences, whose prompts are from the file
+    `text`. Write 400 lines to this file if it does not exist."""
     if not text.exists():
         text.write_text(
             "".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400))
@@ -46,8 +48,9 @@ def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Return the look-ahead weights that a run wrote to its output `directory`."""
     return load_file(directory / "lookahead.safetensors")
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+def equal_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
