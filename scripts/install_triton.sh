@@ -36,15 +36,17 @@ if [ "$(cat "$into/stamp" 2>/dev/null)" = "$stamp" ]; then
     exit 0
 fi
 rm -rf "$into"/{stamp,server,backends,lib,venv,client}
-pip_install() { "$@" --quiet --disable-pip-version-check; }
+# pip_install PYTHON ARGUMENT...
+pip_install() { "$1" -m pip install --quiet --disable-pip-version-check "${@:2}"; }
 
 echo "installing tritonserver (nvidia-pytriton $server_version) into $into/server" >&2
-pip_install "$python" -m pip install --no-deps --target "$into/server" "nvidia-pytriton==$server_version"
+pip_install "$python" --no-deps --target "$into/server" "nvidia-pytriton==$server_version"
 triton=$into/server/pytriton/tritonserver
 mkdir -p "$into/backends/python" "$into/lib"
 cp -r "$triton/backends/python/." "$triton/python_backend_stubs/$version/triton_python_backend_stub" "$into/backends/python/"
 chmod +x "$triton/bin/tritonserver" "$into/backends/python/triton_python_backend_stub"
 
+# The stub of the Python backend is linked with libpython, which many installations lack.
 library=libpython$version.so.1.0
 home=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
 for directory in "$home" /usr/lib/x86_64-linux-gnu /usr/lib64; do
@@ -60,9 +62,9 @@ fi
 echo "installing an environment for models into $into/venv" >&2
 "$python" -m venv "$into/venv"
 grep -v '^numpy==' constraints.txt >"$into/constraints.txt"
-pip_install "$into/venv/bin/python" -m pip install --constraint "$into/constraints.txt" 'numpy>=1.26,<2' --editable '.[cpu]'
+pip_install "$into/venv/bin/python" --constraint "$into/constraints.txt" 'numpy>=1.26,<2' --editable '.[cpu]'
 echo "installing ${client[0]} into $into/client" >&2
-pip_install "$python" -m pip install --no-deps --target "$into/client" "${client[@]}"
+pip_install "$python" --no-deps --target "$into/client" "${client[@]}"
 
 cat >"$into/tritonserver" <<END
 #!/usr/bin/env bash

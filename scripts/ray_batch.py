@@ -39,8 +39,9 @@ BLOCK_LINES_PER_SLOT = 8
 class Answerer:
     """A Ray actor with a session of its own."""
 
-    def __init__(self, bundle: Path, opened: LoadOptions, defaults: GenerateOptions) -> None:
-        self._bundle, self._opened, self._defaults = bundle, opened, defaults
+    def __init__(self, bundle: Path, load_options: LoadOptions, defaults: GenerateOptions) -> None:
+        self._bundle, self._load_options = bundle, load_options
+        self._defaults = defaults
         self._session: Session | None = None
 
     def __call__(self, block: dict[str, Sequence[Any]]) -> dict[str, list[str]]:
@@ -52,7 +53,7 @@ class Answerer:
 
     def _open(self) -> Session:
         if self._session is None or self._session.closed:
-            self._session = load(self._bundle, self._opened)
+            self._session = load(self._bundle, self._load_options)
         return self._session
 
 
@@ -61,7 +62,10 @@ class Answerer:
 @click.argument("requests", type=click.Path(path_type=Path))
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option(
-    "--actors", default=1, show_default=True, help="Actors. Each has --threads CPUs (default: 1)."
+    "--actors",
+    default=1,
+    show_default=True,
+    help="Number of actors, each with --threads CPUs (or 1).",
 )
 @opts.generation_options
 @click.option(
@@ -71,10 +75,11 @@ class Answerer:
 @one_line_errors
 def main(bundle: Path, requests: Path, results: Path, actors: int, **options: Any) -> None:
     """Answer every line of the .jsonl file REQUESTS with the actors of a Ray cluster, in order."""
+    # This removes its own fields from `options`; those of LoadOptions remain.
     defaults, lines = opts.generate_options(options), read_lines(requests)
-    opened = LoadOptions(**options)
-    opened = replace(opened, threads=opened.threads or 1)
-    gpus = gpus_of_replica(opened.device)
+    load_options = LoadOptions(**options)
+    load_options = replace(load_options, threads=load_options.threads or 1)
+    gpus = gpus_of_replica(load_options.device)
     if actors < 1:
         raise PassError(f"--actors must be at least 1, not {actors}")
     try:
@@ -82,7 +87,7 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
     # Opened here too, so that errors of the bundle do not only appear in an actor's log.
-    with opts.open_bundle(bundle, opened) as session:
+    with opts.open_bundle(bundle, load_options) as session:
         size = BLOCK_LINES_PER_SLOT * session.slots
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()
@@ -90,10 +95,10 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
     rows = [{"number": line.number, "text": line.text} for line in lines]
     answered = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // size)).map_batches(
         Answerer,
-        fn_constructor_args=(bundle.absolute(), opened, defaults),
+        fn_constructor_args=(bundle.absolute(), load_options, defaults),
         batch_size=size,
         compute=ray.data.ActorPoolStrategy(size=actors),
-        num_cpus=opened.threads,
+        num_cpus=load_options.threads,
         num_gpus=gpus,
     )
     with replacing(results) as file:

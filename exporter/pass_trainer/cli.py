@@ -98,8 +98,8 @@ TABLE_CHARACTERS = 110
     callback=_read_temperatures,
     default="0,0.8,1",
     show_default=True,
-    help="Temperatures of training text, which shards (64 sequences on a CPU) use in turn; 0 is "
-    "greedy.",
+    help="Temperatures of training text. It is written in shards (of 64 sequences on a CPU), each "
+    "with the next temperature; 0 is greedy.",
 )
 @flags_of(
     TrainConfig,
@@ -124,6 +124,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         from pass_trainer.checkpoint import planned_length
         from pass_trainer.run import is_main, run
     if options["steps"] is None and options["minutes"] is None:
+        # A resumed run goes on to the --steps or --minutes that its checkpoint has.
         run_length = planned_length(options["output"]) if options["resume"] else {}
         options |= run_length or {"steps": TrainConfig.steps}
     sequences = options.pop("sequences")

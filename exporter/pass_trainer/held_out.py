@@ -69,15 +69,20 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
         groups = full_groups(prompt, length, STRIDE_TOKENS, lookahead)
         if groups.any():
             tokens = data.tokens[index : index + 1, :length].to(device)
-            drafts, targets = drafter.log_probs(tokens, make_windows([groups], length, device))
-            greedy = targets.argmax(-1)
-            matches.append((drafts.argmax(-1) == greedy).view(-1, lookahead).cpu())
+            windows = make_windows([groups], length, device)
+            draft_logprobs, logprobs = drafter.log_probs(tokens, windows)
+            greedy = logprobs.argmax(-1)
+            matches.append((draft_logprobs.argmax(-1) == greedy).view(-1, lookahead).cpu())
             in_top4.append(
-                (drafts.topk(4, -1).indices == greedy[:, None]).any(-1).view(-1, lookahead).cpu()
+                (draft_logprobs.topk(4, -1).indices == greedy[:, None])
+                .any(-1)
+                .view(-1, lookahead)
+                .cpu()
             )
     if not matches:
         raise PassError(
-            f"no held-out sequence has room for {lookahead} drafts; use a larger --held-out"
+            f"no held-out sequence has room for {lookahead} drafts; hold out more (--held-out) or "
+            "longer ones (--sequence-length)"
         )
     match, top4 = torch.cat(matches).float(), torch.cat(in_top4).float()
     return Agreement(

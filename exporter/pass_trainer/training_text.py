@@ -15,7 +15,8 @@ from pass_trainer.text_supply import TextSupply, Way, count_shards
 
 
 class TrainingText:
-    """Reads shards as they join, and deals their sequences to steps. The first ones are held out.
+    """Adds shards to the run's text (a shard *joins*), and deals their sequences to steps. The
+    first sequences are held out. way: when text is written, see `text_supply.way_of`.
 
     With --steps, the step at which a shard joins depends on the settings alone: all shards join one
     after another in the first half of the run, which waits for them. With --minutes, a shard joins
@@ -56,8 +57,8 @@ class TrainingText:
         return self._all
 
     def begin(self, joins: Sequence[Sequence[int]], dealt: int, progress: Step) -> None:
-        """Read the first text, or all that a resumed run had. joins: `Deck.joins` of that run.
-        dealt: how many indices it had dealt."""
+        """Read the first text, or all that a resumed run had. joins: `Deck.joins` of that run,
+        whose items end in the size of the deck. dealt: how many indices it had dealt."""
         sequences = (joins[-1][1] if joins else 1) + self._held_out
         shards = -(-sequences // self._supply.distiller.shard_size)
         self._read(shards if self._schedule.by_clock else max(shards, self._due(0)), progress)
@@ -67,8 +68,8 @@ class TrainingText:
     def wanted(self) -> int:
         """Return how many shards a run with --minutes should have read now.
 
-        These are the shards that exist. There is one more for each process, if text is written
-        between steps, every sequence was used once, and there is time to write.
+        These are the shards that exist. If text is written between steps, every sequence was used
+        once and there is time for more, each process is to write one more shard.
         """
         self._supply.check()
         shards = count_shards(self._supply.distiller, self._supply.directory)

@@ -45,6 +45,8 @@ class Stream(Generic[T]):
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
+        # The request is cancelled if nobody has this stream any more. At exit the session ends all
+        # requests.
         weakref.finalize(self, setattr, sequence, "cancelled", True).atexit = False
 
     @property
@@ -232,7 +234,7 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
     """
     for stream in streams:
         aiter(stream)  # raises for a stream that was read to its end
-    with _reading(streams):  # Another reader would lose its signal.
+    with _reading(streams):  # A reader that waits now would not be woken by the new signal.
         signal, unfinished = _event_signal(streams), dict(enumerate(streams))
     while unfinished:
         with _reading(unfinished.values()):

@@ -141,7 +141,8 @@ class Mistral(CallFormat):
 
 
 class _MistralReader(MarkedReader):
-    """Reads the list of calls that follows the marker."""
+    """Reads the list of calls that follows the marker. Of what it reads before a call, `_before`
+    keeps what becomes content again if no call follows."""
 
     marker = Mistral.markers[0]
     _in_list = False  # whether the list's opening bracket was read
@@ -161,7 +162,7 @@ class _MistralReader(MarkedReader):
             self._held = rest[1:]
         elif self._called:  # the end of the list
             self._held, self._state = rest.removeprefix("]").lstrip(), "text"
-        else:  # no list, or none of calls
+        else:  # what follows the marker is no list of calls
             self._held, self._state = self._before + self._held, "rest"
         return True
 
@@ -195,7 +196,8 @@ class _Llama3Reader(CallReader):
         return self._read_start(self._held.lstrip(" \n;"))
 
     def _read_start(self, rest: str) -> bool:
-        """Begin a call if `rest` starts with one, else read it as content. Return as `_step`."""
+        """Begin a call if `rest` starts with one, else read it as content. Return False if that
+        needs more text."""
         call = rest.removeprefix(self.marker).lstrip()
         if not call or self.marker.startswith(rest):
             return False

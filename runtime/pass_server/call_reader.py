@@ -163,7 +163,8 @@ class CallReader(SteppedReader):
     beside a call is dropped.
 
     Subclasses know where their formats have calls, and set `_held` and `_state` accordingly.
-    marker: what stands before a call.
+    `_find_call` and `_read_after_call` return what `_step` returns. marker: what stands before a
+    call.
     """
 
     marker: str
@@ -172,8 +173,8 @@ class CallReader(SteppedReader):
         super().__init__()
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
-        """text: outside of calls. call: in what may be a call. after: after a call, or in Mistral's
-        list before one. rest: only content follows."""
+        """text: look for a call. call: in what may be a call. after: after a call, or in Mistral's
+        list before one. rest: all that follows is content."""
         self._scanner = CallScanner(names)
         self._before = ""
         """What stands before the object that is read: content if the object is no call."""

@@ -51,11 +51,16 @@ class ServeOptions(Options):
     )
     request_seconds: float = option(600, "Limit for request and answer.", **SECONDS)
     client_seconds: float = option(20, "Limit for a client to send or read.", **SECONDS)
-    keep_alive_seconds: float = option(15, "Silence of a stream before a comment.", **SECONDS)
+    keep_alive_seconds: float = option(
+        15, "Silence after which a stream sends a comment, to keep the connection.", **SECONDS
+    )
     cors_origins: tuple[str, ...] = option(
         (), "Origin of web pages that may use the server; or *.", flag="--cors-origin"
     )
-    reuse_prefix: bool = option(False, "Share K/V of prefixes on GPUs too, which changes rounding.")
+    reuse_prefix: bool = option(
+        False, "Share K/V of prompts' common prefixes on GPUs, as on CPUs; this changes rounding."
+    )
+    # The help of a flag such as --no-page says what the flag does: it sets the field to False.
     client_plans: bool = option(
         True,
         "Refuse requests that name a plan or set speculative to false.",

@@ -51,7 +51,9 @@ class GenerationResponse(Response):
         async def send_noted(message: Message) -> None:
             nonlocal started
             await send(message)
-            started = True  # not so if `send` was cancelled, because the client did not read
+            # This line is not reached if the time limit cancels a `send` that waits for a client
+            # that does not read.
+            started = True
 
         async def work() -> None:
             options = self._service.options

@@ -43,6 +43,8 @@ def quantize(
         if spec.activations is not None:
             with _head_maxima(model) as maxima:
                 scales = _calibrate(loaded, lookahead_weights, spec, ids, progress)
+            # SmoothQuant cannot move the scales of the LM head's inputs into a layer before it, so
+            # columns with large inputs are split (see `columns`).
             head, columns = "lm_head", split_columns(model.lm_head.weight.detach(), maxima)
             quantized.columns[weight_name(head)] = columns
             scales[head] = columns.scale
@@ -96,8 +98,9 @@ def _calibrate(
 ) -> dict[str, float]:
     """Apply SmoothQuant to the model, and return the static scales of layers' inputs by layer.
 
-    Channel maxima are measured on one half of the text and scales on the other: scales chosen on
-    the same text would be too small for rare large values of other text.
+    Layers whose rounded inputs would cost too much accuracy get no scale. Channel maxima are
+    measured on one half of the text and scales on the other: scales chosen on the same text would
+    be too small for rare large values of other text.
     """
     model, points, activations = loaded.model, find_points(loaded.model), spec.activations
     assert activations is not None and spec.scheme is not None

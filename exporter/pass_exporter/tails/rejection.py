@@ -47,8 +47,8 @@ def build_rejection_tail(
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
     # From here on positions come from next_length, which may be written over the input `length`.
-    before = op("Sub", next_length, op.const(1))
-    noise_of = WindowNoise.after(tail, before, 1, "noise_offsets").at([0])
+    before_root = op("Sub", next_length, op.const(1))  # The new root is at next_length.
+    noise_of = WindowNoise.after(tail, before_root, 1, "noise_offsets").at([0])
     root = tail.sampler.draw(_target(tail, p, accepted), noise_of, 1)  # [B,1]
     outputs: dict[str, Output] = {
         "emitted": (_emitted(tail, drafts, accepted, root), np.int64, ["batch", plan.max_emitted]),
@@ -133,6 +133,7 @@ def _next_drafts(
     """
     op, plan = tail.op, tail.plan
     # `root` is computed from draft_probs, which next_draft_probs may overwrite, so it comes first.
+    # A row [B,D'] of 0 says that no look-ahead row makes the draft: it is missing.
     rows, logits = tail.group_rows(run_after(op, accepted, root))
 
     window = WindowNoise.after(tail, root_position, plan.next.drafts, "draft_offsets")
@@ -156,6 +157,6 @@ def _next_drafts(
         q = op("Concat", *distributions, axis=1)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, F32), q)
-    if plan.is_fused:
+    if plan.is_fused:  # A masked slot keeps its window, and so its drafts' distributions.
         q = op("Where", tail.is_active([1, 2]), q, tail.draft_probs())
     return op("Where", missing, op.const(tail.vocab_size), drafts), q

@@ -1,4 +1,5 @@
-"""Answers prompts with the frozen model and the runtime's noise, and keeps the answers on disk.
+"""Answers prompts with the frozen model, sampled with the runtime's Gumbel noise, and keeps the
+answers on disk.
 
 Answers do not depend on look-ahead weights, so all weights files of a model are measured on the
 same answers.

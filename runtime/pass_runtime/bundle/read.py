@@ -106,8 +106,9 @@ def _first_problem(error: ValidationError) -> str:
 def _contradictions(manifest: Manifest) -> Iterator[str]:
     """Yield contradictions between fields that would crash a runtime or silently mislead it, and
     that no other check finds. (Other checks compare files with their hashes, and graphs, when they
-    are opened, with the manifest.) This runtime derives drafts, groups, constants and feeds from
-    the names of plans and tensors, so it does not check these fields."""
+    are opened, with the manifest.) The manifest's fields `drafts`, `groups`, `constants` and
+    `feeds` are for other runtimes; this one derives their values from the names of plans and
+    tensors, and does not check them."""
     model, lookahead = manifest.model, manifest.lookahead
     for token in (model.bos_token_id, *model.eos_token_ids):
         if token is not None and not 0 <= token < model.vocab_size:
@@ -115,8 +116,9 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     for name in ("acceptance_per_position", "acceptance_per_position_sampled"):
         if len(getattr(lookahead, name)) > lookahead.length:
             yield f"lookahead.{name} is longer than lookahead.length"
+    # `layouts` are computed from lookahead.length.
     if [(plan.name, plan.parents) for plan in manifest.plans] != [
-        (p.name, p.parents) for p in manifest.layouts
+        (layout.name, layout.parents) for layout in manifest.layouts
     ]:
         yield (
             "the plans, or their trees, are not those that this version has for "

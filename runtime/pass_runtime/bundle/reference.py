@@ -36,9 +36,9 @@ def gumbel_scores(
     [N]. At temperature 0 they are the logits.
 
     A token is drawn in two levels: a block, then a token of it, each with the Gumbel-max trick. The
-    score of a token is that of its block, less the distance from its own score within the block to
-    the best one there. So the difference of the two best scores shows how close the choice was, on
-    either level. Tokens that truncation removes have -inf.
+    score returned for a token is (score of its block) - (best score of a token within the block) +
+    (the token's score within the block). So the difference of the two best scores shows how close
+    the choice was, on either level. Tokens that truncation removes have -inf.
     """
     if params.temperature == 0:
         return logits
@@ -66,6 +66,8 @@ def two_level_scores(
     )
     with np.errstate(divide="ignore"):  # log 0: a block whose tokens were all removed
         block_scores = np.log(np.exp(by_block).sum(1)) - noise_of_blocks
+    # All blocks share the noise of tokens, because only the tokens of one block, the drawn one,
+    # compete with each other.
     token_scores = by_block - noise_of_tokens[:, :, None]
     best = token_scores.max(1, keepdims=True)
     finite_best = np.where(np.isneginf(best), 0, best)  # -inf - -inf would be NaN
@@ -102,7 +104,8 @@ def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.
 def _smallest_kept_probability(
     p: npt.NDArray[np.float32], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """Return the smallest probability that top-k, and then top-p, keep: p [N,V] -> [N,1]."""
+    """Return the smallest probability that top-k, and then top-p, keep: p [N,V] -> [N,1]. As in the
+    tails, both look at the MAX_CANDIDATES likeliest tokens alone."""
     ranked = -np.sort(-p, axis=-1)[:, :MAX_CANDIDATES]
     if params.top_k:
         ranked = ranked[:, : params.top_k]

@@ -54,9 +54,10 @@ def _terminal_reader() -> Reader:
         try:
             with _ended_by_sigterm(session.app):
                 return session.prompt("> ")
-        except Terminated:
+        except Terminated:  # a KeyboardInterrupt, too
             raise
-        except (EOFError, KeyboardInterrupt):  # At Ctrl-C prompt_toolkit raises no `Interrupted`.
+        # At Ctrl-C prompt_toolkit raises a plain KeyboardInterrupt, not our `Interrupted`.
+        except (EOFError, KeyboardInterrupt):
             return None
 
     return read
@@ -161,9 +162,9 @@ def fit(
     exchanges were dropped from `conversation` to make room.
 
     The prompt leaves `answer_tokens` of the context free, but no more than half of the context. A
-    message that is longer than that by itself may use the whole context. Raises PassError, and
-    drops nothing, if exchanges would have to be dropped and `drop` is off, if the message alone is
-    longer than the context, or if the chat template refuses the messages.
+    message that does not, even without the history, may use the whole context. Raises PassError,
+    and drops nothing, if exchanges would have to be dropped and `drop` is off, if the message alone
+    is longer than the context, or if the chat template refuses the messages.
     """
     context = session.backend.capabilities.max_capacity
     answer_tokens = min(answer_tokens, context // 2)

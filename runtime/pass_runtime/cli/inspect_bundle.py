@@ -272,10 +272,13 @@ def find_captures(
         if capabilities.device == "cpu":
             raise PassError(
                 "no CUDA graphs: no engines fit this machine, and ONNX Runtime uses the CPU; run "
-                "pass-export build, or use --device cuda, which says what it lacks"
+                "pass-export build, or use --device cuda, whose error says what is missing"
             )
         session.warm_up(*SAMPLINGS)
-        if not capabilities.keeps_graphs:  # the warm-up ran only the passes that `auto` times
+        # If graphs are captured anew for each KV capacity, the warm-up captured only the passes
+        # that `auto` times. All others are captured here, at one capacity, which stands for the
+        # rest.
+        if not capabilities.keeps_graphs:
             samplers, capacity = [each.sampler for each in SAMPLINGS], capabilities.capacities[0]
             for batch in capabilities.batch_sizes:
                 session.call(

@@ -120,6 +120,7 @@ def token_scores(
         max_new_tokens=1, sampling=options.sampling, plan="ar", ignore_eos=True
     )
     run_tokens(session, prefix, one_token)
+    # The backend still has the logits of that pass, in slot 0.
     logits = session.backend.logits(ar_plan())[0]
     scores: np.ndarray[tuple[int], np.dtype[np.float32]] = gumbel_scores(
         logits, np.array([len(prefix)]), options.sampling

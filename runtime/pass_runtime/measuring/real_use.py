@@ -1,9 +1,9 @@
 """Measures how many tokens a pass writes in real use, on prompts of several kinds.
 
 The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`)
-both use this module, so that their results can be compared. Passes in a loop of the text are
-counted apart (`lossless`). Times that are to be compared are measured in turns, so that a busy
-machine affects all of them alike.
+both use this module, so that their results can be compared. Passes after the text has begun to
+repeat itself are counted apart (`lossless.loop_start`). Times that are to be compared are measured
+in turns, so that a busy machine affects all of them alike.
 """
 
 from __future__ import annotations

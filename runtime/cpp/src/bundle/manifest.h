@@ -54,15 +54,15 @@ struct Graph {
 // same inputs, outputs and file of weights. batch: the only batch size that it runs; none: it runs
 // any. lookahead_rows: whether its windows may have look-ahead rows; a trunk that runs none
 // computes the same bits in less time. weight_zero_points: whether 8-bit weights with one scale for
-// each output have zero points (all 0), which ONNX Runtime needs to compute with unsigned weights.
+// each output have zero points (all 0). On CPUs that need unsigned weights, both are shifted by 128.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
     bool weight_zero_points = false;
-    // How many cache entries a pass may overwrite after its window. The KV cache has as many more
-    // entries than its capacity.
+    // How many cache entries a pass may overwrite after its window: one on the CPU if the batch
+    // size is fixed. The KV cache has that many entries beyond its capacity.
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
@@ -75,7 +75,7 @@ struct SchemeInfo {
     bool offsets = false;
 };
 
-// How the model is quantized. grid: the scheme of the decoder layers that are not in `layers`.
+// How the model is quantized. grid: the default scheme, of decoder layers that are not in `layers`.
 // lm_head: the LM head's scheme, if it is quantized. layers: the schemes of other decoder layers,
 // by name. activations: "static_int8" if the inputs of layers are rounded to 8 bits, else "full".
 struct QuantizationInfo {
@@ -104,7 +104,8 @@ struct ModelInfo {
     Integers eos_token_ids;
 };
 
-// The draft head in the tails. rank: the size of a row of its table. width: the size of its state.
+// The draft head in the tails. rank: the size of a token's row in its table. width: the size of the
+// state that it hands on from one draft to the next.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;

@@ -15,8 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Open a library, which is never closed because its threads go on: the first that is not empty of
-// `given`, the environment variable, `built_with` (what the build found) and `file_name`.
+// Open the library that is named by the first of these that is not empty: `given`, the environment
+// variable, `built_with` (what the build found), `file_name`. It is never closed, because its
+// threads keep running.
 void* open_library(const fs::path& given, const char* variable, const char* built_with,
                    const char* file_name) {
     const char* set = std::getenv(variable);
@@ -39,6 +40,7 @@ class Folder {
             throw Error("cannot make a directory in " + fs::temp_directory_path().string());
         path_ = name;
         fs::create_symlink(fs::absolute(tokenizer), path_ / "tokenizer.json");
+        // With this class the library does what tokenizer.json says, whatever the model.
         std::ofstream(path_ / "tokenizer_config.json") << R"({"tokenizer_class": "GPT2Tokenizer"})";
         // The library reads the settings of a model, too, but encoding text uses none of them.
         std::ofstream(path_ / "genai_config.json")

@@ -10,7 +10,8 @@
 
 namespace pass {
 
-// Running averages, by position i, of how often draft i is accepted if all drafts before it are.
+// For one kind of drafts (such as a sequence's n-grams): running averages, by position i, of how
+// often draft i is accepted if all drafts before it are.
 class ConditionalAcceptance {
    public:
     // prior: the initial rates. weight: how many passes they count for.
@@ -20,7 +21,7 @@ class ConditionalAcceptance {
     std::vector<double> rates() const;
     // Count a pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades.
     void record(int drafted, int accepted);
-    // Count a pass that verified none of these drafts: the rates drift slowly back to the initial
+    // Count a pass that verified no drafts of this kind: the rates drift slowly back to the initial
     // ones, so that such drafts are tried again.
     void forget();
 
@@ -72,8 +73,9 @@ class Line {
 // this shape, times the slowness of all passes (on a busy machine, or in a longer text).
 class PassTimes {
    public:
-    // other_sampler: the times for another sampler, if there are some. Their estimate of the trunk
-    // is used, scaled by how fast the trunk is now, so that `timed` needs few shapes.
+    // other_sampler: the times of passes with another sampler (see `Sampler`), or null. The trunk
+    // does not depend on the sampler, so its estimate is taken from there, scaled to the trunk's
+    // times in `timed`, which then needs few shapes.
     explicit PassTimes(const TimedPasses& timed, const PassTimes* other_sampler = nullptr);
 
     double seconds(const PassShape& shape) const;

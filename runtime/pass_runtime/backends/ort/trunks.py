@@ -71,7 +71,7 @@ class BoundSession:
         self._session, self._binding, self._memory = session, binding, memory
         self._overwritten, self._on_failure = overwritten, on_failure
         self._options = _run_options(graph_id)
-        self._captures: bool = session.captures
+        self._captures: bool = session.captures  # `open_session` sets this attribute
 
     def run(self) -> None:
         """Run the session. Raises PassError if ONNX Runtime fails, as when memory runs out."""
@@ -190,8 +190,9 @@ class Trunks:
 
 
 class TrunkProbe(Protocol):
-    """A function that computes logits with a session. lookahead_rows: for windows with look-ahead
-    rows too, which the session's graph must allow."""
+    """Computes logits with a session, by which `WeightCache` checks that packed weights compute the
+    same as the bundle's. lookahead_rows: whether windows have look-ahead rows, too; the session's
+    graph must allow them."""
 
     def __call__(
         self, trunk: ort.InferenceSession, *, lookahead_rows: bool
@@ -203,7 +204,8 @@ def open_trunk(
 ) -> Trunks:
     """Open the trunk. On the CPU one session runs all passes. On CUDA, if the bundle has a trunk
     for passes without look-ahead rows, that is opened now, and the other trunk at the first pass
-    with look-ahead rows. slots: the largest batch size. exact: as for `open_session`."""
+    with look-ahead rows. slots: the largest batch size. exact: compute as the graph says, without
+    fused nodes and packed weights (see `open_session`); sums are then exact on any CPU."""
     kind, _ = split_device(device)
     unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
 
@@ -213,8 +215,8 @@ def open_trunk(
         return session
 
     lookahead_file = plain_file = manifest.trunk_file(kind, slots)
+    # On the CPU each of two sessions would pack the weights (`open_packed` shares one copy).
     if kind != "cpu":
-        # On the CPU, each of two sessions would pack the weights; `open_packed` shares one copy.
         plain_file = manifest.trunk_file(kind, slots, lookahead_rows=False)
     plain = open_file(plain_file)
     return Trunks(
@@ -226,8 +228,11 @@ def needs_unsigned_weights(bundle: Path, manifest: Manifest) -> bool:
     """Whether the 8-bit weights of the bundle's CPU trunks must be made unsigned, because this CPU
     does not sum products of uint8 and int8 codes exactly. Raises PassError if they cannot be."""
     info = manifest.model.quantization
-    rounded = manifest.model.weights == "w8a8" if info is None else info.activations != "full"
-    if not rounded or find_kernels(manifest).exact_sums:
+    if info is None:  # an older bundle
+        activations_rounded = manifest.model.weights == "w8a8"
+    else:
+        activations_rounded = info.activations != "full"
+    if not activations_rounded or find_kernels(manifest).exact_sums:
         return False
     if not all(each.weight_zero_points for each in manifest.derived if each.device == "cpu"):
         raise PassError(
@@ -244,8 +249,9 @@ def open_packed(
     weight_cache: WeightCache,
     probe: TrunkProbe,
 ) -> Trunks:
-    """Open the trunk on the CPU with packed weights: a session for each of the bundle's graphs of
-    it, over one copy of the weights. If they cannot be packed, open one session for all passes."""
+    """Open the trunk on the CPU with packed weights. If the bundle has one graph for passes with
+    look-ahead rows and one for others, each gets a session, over one copy of the weights. If these
+    cannot be packed, open one session for all passes."""
     unsigned = needs_unsigned_weights(bundle, manifest)
     lookahead_file, plain_file = (
         manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False)
@@ -266,8 +272,9 @@ def open_packed(
     def open_unpacked() -> Trunks:
         return open_trunk(bundle, manifest, "cpu", slots, threads)
 
-    # The graph with look-ahead rows reads all weights, so it is packed first, and the entry of the
-    # plain graph links to its weights. If it is packed already, it is opened when it is needed.
+    # The look-ahead graph reads all weights, so its weights are packed first, and the files that
+    # the cache keeps for the plain graph link to them. If they are in the cache already, the
+    # look-ahead graph is opened for the first pass that needs it.
     lookahead = None
     if plain_file == lookahead_file or not weight_cache.has(bundle, manifest, lookahead_file):
         lookahead = map_weights(lookahead_file)
