@@ -54,7 +54,7 @@ struct Graph {
 // same inputs, outputs and file of weights. batch: the only batch size that it runs; none: it runs
 // any. lookahead_rows: whether its windows may have look-ahead rows; a trunk that runs none
 // computes the same bits in less time. weight_zero_points: whether 8-bit weights with one scale for
-// each output have zero points (all 0). On CPUs that need unsigned weights, both are shifted by 128.
+// each output have zero points (all 0). On CPUs that need unsigned weights, both grow by 128.
 struct DerivedTrunk {
     std::string file;
     std::string device;
