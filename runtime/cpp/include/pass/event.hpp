@@ -16,7 +16,7 @@ namespace pass {
 enum class TokenSource { model, lookahead, ngram };
 
 // A token's natural log-probability under the model, before biases, penalties, constraints,
-// temperature and truncation. top: ids and log-probabilities of the likeliest tokens, in order.
+// temperature and truncation. top: ids and log-probabilities of the tokens, likeliest first.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;
@@ -38,7 +38,7 @@ struct Event {
     std::string text;
 };
 
-// Why a generation ended. length: max_new_tokens are written, or the KV cache is full.
+// stop: a `StopReason` ended the text. length: max_new_tokens are written, or the KV cache is full.
 enum class FinishReason { stop, length, cancelled, error };
 
 // The name of the enumerator, such as "length".
@@ -51,14 +51,14 @@ using StopReason = std::variant<std::monostate, std::int64_t, std::string>;
 // Counts of one generation. A step is a pass that verifies drafts.
 struct PASS_API Stats {
     std::string plan = "ar";  // the mode, such as "fused" or "auto"
-    int lookahead = 0;        // L, the most drafts that a step verifies
+    int lookahead = 0;        // L, the most drafts that a step can accept
     std::int64_t prompt_tokens = 0;
     std::int64_t cached_tokens = 0;  // prompt tokens whose K/V were reused
     std::int64_t generated_tokens = 0;
     std::int64_t passes = 0;
     std::int64_t emitted = 0;  // tokens that passes wrote, also after the end of the text
     std::int64_t steps = 0;
-    std::int64_t drafted = 0;             // drafts that steps verified
+    std::int64_t drafted = 0;             // drafts that steps verified; a tree counts as its depth
     std::int64_t accepted = 0;            // of these, those that were accepted
     std::vector<std::int64_t> histogram;  // [L+1] for i = 0..L, the steps that accepted i drafts
     double queue_seconds = 0.0;           // until the request got a slot
@@ -75,7 +75,7 @@ struct PASS_API Stats {
     double tau() const;
     // Tokens emitted per step, the bonus token included: 1 + accepted / steps (vLLM's definition).
     double mean_acceptance_length() const;
-    // Accepted drafts / drafted tokens; 0 without drafts.
+    // accepted / drafted; 0 without drafts.
     double draft_acceptance_rate() const;
     // [L] for i = 1..L, the fraction of steps that accepted draft i; empty without steps.
     std::vector<double> acceptance_per_position() const;

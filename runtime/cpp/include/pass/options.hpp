@@ -78,8 +78,8 @@ struct PASS_API GenerateOptions {
     // Report each token's log-probability, and those of the 0 to 20 likeliest tokens in its place.
     std::optional<int> logprobs;
     // Until this many tokens (at most max_new_tokens) are written, no token that would end the text
-    // is drawn, and no stop string ends it. Where min_tokens, bad_words or allowed_token_ids would
-    // leave no token, it is not applied.
+    // is drawn, and no stop string ends it. At a position where one of min_tokens, bad_words and
+    // allowed_token_ids would leave no token, that option is not applied.
     std::int64_t min_tokens = 0;
     // Sequences of tokens that the text does not contain; at most 1024.
     std::vector<std::vector<std::int64_t>> bad_words;
@@ -121,7 +121,8 @@ struct PASS_API LoadOptions {
     bool prefix_cache = true;
     // If more sequences than this decode at a time, all decode without drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else the build's path, else the loader's search.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else the one that the build found, else the
+    // loader's search.
     std::filesystem::path onnxruntime;
     // libnvinfer.so for device tensorrt, libtensorrt_rtx.so for tensorrt-rtx; empty: $PASS_TENSORRT
     // or $PASS_TENSORRT_RTX, else the loader's search.

@@ -34,10 +34,10 @@ typedef struct pass_load_options {
     int threads;             /* CPU threads; 0 lets ONNX Runtime choose */
     int max_batch_size;      /* slots: the most sequences that decode together */
     int64_t max_queue;       /* the most requests that may wait for a slot */
-    int64_t capacity; /* KV capacity in tokens, a multiple of 4; 0: as LoadOptions::capacity */
-    int verify;       /* compare the hashes of the bundle's files */
-    int text;         /* open the bundle's tokenizer, which text and stop strings need */
-    int weight_cache; /* as LoadOptions::weight_cache */
+    int64_t capacity;        /* KV capacity in tokens, a multiple of 4; 0: LoadOptions' default */
+    int verify;              /* compare the hashes of the bundle's files */
+    int text;                /* open the bundle's tokenizer, which text and stop strings need */
+    int weight_cache;        /* as LoadOptions::weight_cache */
     int64_t speculative_max_concurrency; /* with more sequences, none drafts; -1: no limit */
     int prefix_cache;                    /* as LoadOptions::prefix_cache */
 } pass_load_options;
@@ -71,7 +71,7 @@ typedef struct pass_generate_options {
     const int64_t* bias_token_ids;              /* biases[i] is added to this token's logit */
     const double* biases;
     size_t bias_count;
-    int64_t min_tokens; /* until so many are written, no token or stop ends the text */
+    int64_t min_tokens; /* until so many are written, no token or string ends the text */
     const int64_t* allowed_token_ids; /* only these are drawn; null: all tokens */
     size_t allowed_token_count;
     const int64_t* const* bad_words; /* sequences of tokens that the text does not contain */
@@ -148,8 +148,8 @@ PASS_API pass_generation* pass_submit(pass_session* session, const int64_t* prom
 /* Runs one step of the scheduler, such as a pass, for all requests. Returns 1 if there is more to
  * do, 0 if not, -1 on failure. */
 PASS_API int pass_step(pass_session* session, char* error, size_t error_size);
-/* Waits for the next tokens, and writes at most `room` (1 or more) of them to `tokens`. Returns how
- * many it wrote, 0 at the end, -1 if the request failed. */
+/* Decodes until there are tokens, or waits while another thread decodes, and writes at most `room`
+ * (1 or more) of them to `tokens`. Returns how many, 0 at the end, -1 if the request failed. */
 PASS_API int pass_next(pass_generation* generation, int64_t* tokens, size_t room, char* error,
                        size_t error_size);
 /* As pass_next, but neither decodes nor waits: writes tokens of passes that other calls ran.

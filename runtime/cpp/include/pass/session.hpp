@@ -37,7 +37,7 @@ class PASS_API Bundle {
     std::int64_t vocab_size() const;
     std::int64_t max_capacity() const;            // the longest sequence in tokens
     int lookahead() const;                        // L, the most look-ahead drafts of a pass
-    const std::string& rule() const;              // of accepting drafts: "match" or "rejection"
+    const std::string& rule() const;              // how drafts are accepted: "match", "rejection"
     const std::string& dtype() const;             // of activations and KV cache
     const std::string& weights() const;           // of the linear layers: "full", "w8a8", ...
     const std::string& lookahead_source() const;  // where the look-ahead embeddings come from
@@ -114,11 +114,11 @@ class PASS_API Session {
     // token ids only. The tokenizer may be destroyed before the generation.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
     // Run one step of the scheduler, such as a pass, for all requests; first wait while another
-    // thread is in one. Returns whether there is more to do. Throws Error if the session is closed.
+    // thread runs one. Returns whether there is more to do. Throws Error if the session is closed.
     bool step();
     // Do now what the first requests would wait for, at every batch size: time passes for `auto`,
     // and on TensorRT engines capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt
-    // chunks. samplings: of the requests; empty: greedy and sampled ones. Does little while
+    // chunks. samplings: those of the requests; empty: greedy and sampling. Does little while
     // requests run. Throws Error if the session is closed, a pass fails or the device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
     // For each graph file or pass that could not be captured as a CUDA graph, its name and the

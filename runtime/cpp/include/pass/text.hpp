@@ -38,7 +38,7 @@ class PASS_API Tokenizer {
     std::string decode(const std::vector<std::int64_t>& ids) const;
     // For `Session::submit`, not for programs: a reader that turns the tokens of one request into
     // text as they are written. stop: strings that end the text, but not within the first
-    // `min_tokens` tokens. prompt: the ids of the request's prompt.
+    // `min_tokens` tokens. prompt: the ids of the prompt, which may end within a character.
     std::unique_ptr<TextReader> reader(const std::vector<std::string>& stop,
                                        const std::vector<std::int64_t>& prompt = {},
                                        std::int64_t min_tokens = 0) const;

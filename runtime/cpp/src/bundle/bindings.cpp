@@ -60,7 +60,7 @@ Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const 
     // Rows that pad a pass up to least_rows have logits too: matrix products of fewer rows round
     // differently, and logits are such a product.
     const int num_logits = prefill ? 1 : width > padded_width(plan) ? width : plan.width();
-    if (width > plan.width()) {  // the window is padded to a longer chain
+    if (width > plan.width()) {  // only windows of one row are padded: this is a chain
         fixed = constants(prefill_plan(width));
         std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(num_logits));
         std::iota(logit_rows.begin(), logit_rows.end(), 0);
@@ -109,6 +109,7 @@ Tensor BundleBindings::padded(const Tensor& tensor, const Plan& plan) const {
     const bool of_next_window = tensor.name == "next_ids";
     if (!of_next_window && tensor.name != "input_ids") return tensor;
     const Plan window = of_next_window ? plan.next() : plan;
+    // For a symbolic width, the callers of `bind_graph` say the size.
     if (tensor.shape.at(1) != Dimension(std::int64_t{window.width()})) return tensor;
     Tensor result = tensor;
     result.shape[1] = std::int64_t{padded_width(window)};

@@ -31,9 +31,9 @@ const char* name_of(Sampler sampler);
 using Bytes = std::vector<std::uint8_t>;
 
 // The buffer, shape and dtype of a tensor. by_slot: whether the buffer has a row for every slot; a
-// pass over b slots is bound to the first b rows. row: the shape of a slot's row, which is `shape`
-// without its first size and without padding: the padding lies in the rows of the next slots.
-// constant: what the buffer always holds; null if the host or a graph writes it.
+// pass over b slots is bound to the first b rows. row: the shape of one of these rows. In passes
+// that are padded for `least_rows`, `shape` has longer rows: their ends lie in the rows of other
+// slots. constant: what the buffer always holds; null if the host or a graph writes it.
 struct Binding {
     std::string tensor;
     std::string buffer;

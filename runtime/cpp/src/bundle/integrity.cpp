@@ -55,7 +55,7 @@ class Digest {
 
 constexpr const char* hashes_file = "hashes.txt";
 constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
-// Hashes of newer files are not cached: where timestamps are coarse, the next change may not show.
+// Files that changed later are not cached: if timestamps are coarse, the next change may not show.
 constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
 std::int64_t nanoseconds(const timespec& time) {
@@ -130,8 +130,8 @@ HashCache::HashCache() {
 bool HashCache::knows(const std::filesystem::path& path, const std::string& sha256) const {
     const std::optional<Identity> identity = identity_of(path);
     if (!identity) return false;
-    const auto found = hashes_.find(identity->text);
-    return found != hashes_.end() && found->second == sha256;
+    const auto entry = hashes_.find(identity->text);
+    return entry != hashes_.end() && entry->second == sha256;
 }
 
 bool HashCache::matches(const std::filesystem::path& path, const std::string& sha256) {

@@ -54,15 +54,15 @@ struct Graph {
 // same inputs, outputs and file of weights. batch: the only batch size that it runs; none: it runs
 // any. lookahead_rows: whether its windows may have look-ahead rows; a trunk that runs none
 // computes the same bits in less time. weight_zero_points: whether 8-bit weights with one scale for
-// each output have zero points (all 0). On CPUs that need unsigned weights, both grow by 128.
+// each output have zero points (all 0). On CPUs that need unsigned weights, 128 is added to both.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
     bool weight_zero_points = false;
-    // How many cache entries a pass may overwrite after its window: one on the CPU if the batch
-    // size is fixed. The KV cache has that many entries beyond its capacity.
+    // How many entries the KV cache needs beyond its capacity: a CPU trunk for one slot pads
+    // windows of one row, which would round differently, and writes the K/V of the padding, too.
     std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
 };
 
@@ -86,7 +86,7 @@ struct QuantizationInfo {
 };
 
 // The exported model. dtype: the type of activations, KV cache and embeddings. weights: the format
-// of the linear layers; "full" is `dtype`. max_capacity: the longest sequence that the model has
+// of the linear layers; "full": as `dtype`. max_capacity: the longest sequence that the model has
 // positions for, in tokens.
 struct ModelInfo {
     std::string name;
@@ -104,8 +104,8 @@ struct ModelInfo {
     Integers eos_token_ids;
 };
 
-// The draft head in the tails. rank: the size of a token's row in its table. width: the size of the
-// state that it hands on from one draft to the next.
+// The draft head in the tails. rank: the size of a row of its table, which has a row for each
+// token. width: the size of the state that it hands on from one draft to the next.
 struct HeadInfo {
     std::int64_t rank = 0;
     std::int64_t width = 0;

@@ -108,11 +108,12 @@ auto in_range(std::int64_t min, std::int64_t max = max_number) {
 const auto positive = in_range(1), not_negative = in_range(0),
            lookahead_range = in_range(1, max_lookahead);
 
+// TensorRT needs a multiple of 4.
 void is_capacity(const JsonNode& node, std::int64_t number) {
     node.require(number >= 4 && number % 4 == 0, "must be a positive multiple of 4");
 }
 
-void plain_file_name(const JsonNode& node, const std::string& name) {
+void is_plain_file_name(const JsonNode& node, const std::string& name) {
     node.require(is_file_name(name),
                  "is not a plain file name, so it could point outside the bundle");
 }
@@ -203,7 +204,7 @@ void read(const JsonNode& node, DerivedTrunk& out) {
         field.require(size.value_or(1) == 1, "must be 1 or null");
     };
     Fields(node)
-        .field("file", out.file, plain_file_name)
+        .field("file", out.file, is_plain_file_name)
         .field("device", out.device, one_of("cpu", "cuda"))
         .field_or_default("batch", out.batch, is_one)
         .field_or_default("lookahead_rows", out.lookahead_rows)
@@ -279,7 +280,7 @@ void read(const JsonNode& node, LookaheadInfo& out) {
         .end();
 }
 
-// The manifest's objects that are checked only have structs without members.
+// Objects of the manifest that are checked and then dropped: their structs have no members.
 struct Constants {};
 struct Noise {};
 struct Version {};
@@ -345,8 +346,8 @@ void read(const JsonNode& node, Profile& out) { Fields(node).field("sizes", out.
 
 void read(const JsonNode& node, EngineFile& out) {
     Fields(node)
-        .field("graph", out.graph, plain_file_name)
-        .field("file", out.file, plain_file_name)
+        .field("graph", out.graph, is_plain_file_name)
+        .field("file", out.file, is_plain_file_name)
         .field("sha256", out.sha256, is_sha256)
         .field("bytes", out.bytes, not_negative)
         .field("profiles", out.profiles)
@@ -364,8 +365,8 @@ void read(const JsonNode& node, EngineSet& out) {
         all_positive(field, list);
     };
     Fields(node)
-        .field("directory", out.directory, plain_file_name)
-        .field("library", out.library, plain_file_name)
+        .field("directory", out.directory, is_plain_file_name)
+        .field("library", out.library, is_plain_file_name)
         .field("version", out.version)
         .field("targets", out.targets)
         .field("bundle", out.bundle)
@@ -398,7 +399,7 @@ void read(const JsonNode& node, Manifest& out) {
         .field_or_default("processors", out.processors)
         .checked<OrderedMap<std::string>>("feeds")
         .checked<Noise>("noise")
-        .field("files", out.files, each_key(plain_file_name))
+        .field("files", out.files, each_key(is_plain_file_name))
         .checked<OrderedMap<std::string>>("tools")
         .field("engines", out.engines)
         .end();

@@ -15,7 +15,7 @@ using Words2 = std::array<std::uint32_t, 2>;
 // Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 Words4 philox4x32(Words4 counter, Words2 key);
 
-// The tails' inputs of offsets. Each is a stream of its own random numbers. Under the exact-match
+// The tails' inputs of offsets. Each has random numbers of its own, a stream. Under the exact-match
 // rule, tails have the first one only.
 inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets",
                                                       "draft_offsets"};
@@ -26,8 +26,8 @@ inline constexpr int noise_block_size = 8;                   // token ids in a b
 inline constexpr int noise_row_entries = 16;                 // entries in a row of a table
 inline constexpr int noise_bits = 30;                        // random bits in an entry
 
-// Fill `offsets` [N,2] with rows of the two tables, for the stream noise_streams[stream] and the N
-// positions from `first` on.
+// Fill `offsets` [N,2] with row numbers of the two tables, for the stream noise_streams[stream] and
+// the N positions from `first` on.
 void noise_offsets(std::uint64_t seed, std::uint32_t stream, std::int64_t first,
                    std::span<std::int64_t> offsets);
 

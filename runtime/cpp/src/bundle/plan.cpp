@@ -174,7 +174,7 @@ PlanConstants constants_of(const Plan& plan, std::int64_t vocab_size) {
         for (int i = 0; i < size; ++i) result.lookahead_ids.push_back(vocab_size + i);
     }
     if (plan.is_fused()) {
-        std::int64_t first_row = 1 + plan.drafts;  // of the group
+        std::int64_t first_row = 1 + plan.drafts;  // the group's
         for (int size : plan.groups) {
             for (int i = 0; i < plan.depth(); ++i)
                 result.draft_rows.push_back(i < size ? first_row + i : 0);
@@ -231,7 +231,7 @@ Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>
 
 Cycle fused_cycle(const std::vector<int>& groups) {
     Plan plan = fused_plan(groups);
-    const bool full = plan.name == plan.tail();
+    const bool full = plan.name == plan.tail();  // tails are named after plans with full groups
     std::string name = full ? "fused" : plan.name;
     return {std::move(name), {std::move(plan)}};
 }

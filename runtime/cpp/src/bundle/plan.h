@@ -65,10 +65,10 @@ Plan full_tree(const Tree& tree);
 // are drafts and A are look-ahead rows; V is the vocabulary size.
 struct PlanConstants {
     std::vector<std::int64_t> row_position;    // [Q] position of each row relative to the root's
-    std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 if a row sees the other
+    std::vector<std::uint8_t> window_mask;     // [Q,Q] 1 at (i, j) if row i sees row j
     std::vector<std::int64_t> logit_rows;      // [Q] the rows whose logits are computed: all rows
     std::vector<std::int64_t> lookahead_rows;  // [A] the look-ahead rows: the window's last A rows
-    // [D+1,depth], empty unless fused. Entry (a, j) is the index of row j of group a, or 0.
+    // [D+1,depth], empty unless fused. Entry (a, j) is row j of group a, 0 if there is no such row.
     std::vector<std::int64_t> draft_rows;
     std::vector<std::int64_t> lookahead_ids;  // [A] V+i for look-ahead embedding i
 };
@@ -95,7 +95,7 @@ struct Cycle {
 
 // The cycle of `mode`: "ar", "two-pass", "fused", "tree-N", or "fused:" or "tree:" and the size of
 // every group. lookahead: the number of drafts, or the greatest depth of a tree; 0 gives `ar`, and
-// "fused:" ignores other values. trees: the bundle's. Throws Error without such a mode or tree.
+// "fused:" ignores other values. trees: the bundle's. Throws Error if no mode or tree fits.
 Cycle make_cycle(const std::string& mode, int lookahead, const std::vector<Tree>& trees = {});
 Cycle fused_cycle(const std::vector<int>& groups);
 Cycle tree_cycle(Plan plan);

@@ -29,7 +29,7 @@ std::optional<std::string> fed_input(const std::string& output);
 
 // An array of the draft head, in `head_file` from byte `offset` on: float16 (2 bytes) or float32.
 struct HeadArray {
-    std::string name;  // of the tails' initializer that reads it
+    std::string name;  // of the tails' initializer that has these values
     std::vector<std::int64_t> shape;
     std::int64_t item_bytes = 4, offset = 0, bytes = 0;
 };
