@@ -1,7 +1,8 @@
 """Every option of pass-run changes arguments of the functions that do the command's work.
 
-A `Case` (handed_on.py) names an option's words and the arguments that they change, and no others:
-`{"LoadOptions.threads": 2}`. The functions are replaced by stand-ins that record their arguments.
+A `Case` (recorded_arguments.py) names an option's words and the arguments that they change, and no
+others: `{"LoadOptions.threads": 2}`. The functions are replaced by stand-ins that record their
+arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from click import Context
 from click.testing import CliRunner
-from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
+from recorded_arguments import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from server_cases import SERVER_CASES
 
 from pass_runtime.cli.batch import Tally
@@ -287,7 +288,7 @@ def prepare_server(calls: Calls) -> None:
     calls.replace("pass_server.server.HttpServer", SimpleNamespace(config=config))
     calls.replace("pass_server.server._serve", lambda _: serve_nothing())
     # `answering` needs a real listener.
-    calls.replace("pass_server.server.answering", nullcontext(), noted=False)
+    calls.replace("pass_server.server.answering", nullcontext(), recorded=False)
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(model="m")))
     calls.replace("pass_server.server.make_app", app)
     calls.replace("pass_server.server.check_exposure")

@@ -36,7 +36,7 @@ def test_captured_passes_of_engines_are_listed(
     for name in passes:
         assert any(line.startswith(f"captured: yes, {name}") for line in lines), name
     assert last == f"tensorrt {VERSION}: {len(lines)} of {len(lines)} captured as CUDA graphs"
-    gpu.assert_empty()
+    gpu.assert_all_freed()
 
 
 def test_failed_captures_have_their_reason(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from changed_pass_run import pass_run_after
+from changed_pass_run import pass_run_with_hook
 from pass_run import SLOW_PASS_RUN, held_batch, output, read_jsonl, write_jsonl
 
 LONG = ("--ignore-eos", "--max-new-tokens", "300")
@@ -51,7 +51,7 @@ def test_the_json_of_an_interrupted_generation_has_the_text_so_far(
     tiny_bundle: Path, tmp_path: Path, number: signal.Signals
 ):
     passes = tmp_path / "passes"  # gets a byte before each pass
-    slow = pass_run_after(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
+    slow = pass_run_with_hook(f"Path({str(passes)!r}).open('a').write('.')", "time.sleep(0.05)")
     flags = ("generate", tiny_bundle, "-p", "The quick brown fox", *LONG)
     with start(*flags, "--plan", "ar", "--json", command=slow) as running:
         while not passes.is_file() or passes.stat().st_size < 8:

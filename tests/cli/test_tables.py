@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from machines import timed
+from machines import times_by_rows
 from pass_run import Terminal, pass_run
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +42,7 @@ def test_the_menu_of_auto_fits_80_columns(
 ):
     """Even with the longest names of plans. Times that were estimated are marked with ~."""
     monkeypatch.setenv("COLUMNS", "80")
-    tuner = Tuner(timed({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
+    tuner = Tuner(times_by_rows({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
     for plan in tuner.decide(8).cycle.plans:
         tuner.observe(plan, 1, 0.1)
     print_reasoning(tuner, None)

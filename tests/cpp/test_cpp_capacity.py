@@ -62,9 +62,10 @@ def test_every_plan_writes_the_text_of_ar(
     for batch in BATCHES:
         lengths, requests, first_round = [], [], 0
         for case in cases(capacity, batch):
-            lengths += case.prompts
+            lengths += case.prompt_lengths
             requests += [
-                request(length, case.plan, case.draft, round=first_round) for length in case.prompts
+                request(length, case.plan, case.draft, round=first_round)
+                for length in case.prompt_lengths
             ]
             first_round += 2 * capacity  # more rounds than any case takes
         lengths.append(1)

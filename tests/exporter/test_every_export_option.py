@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
+from recorded_arguments import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 
 from pass_exporter.cli import main as export_main
 from pass_exporter.triton import RepositoryConfig, config_pbtxt
@@ -216,11 +216,11 @@ def prepare(calls: Calls) -> None:
         calls.replace(f"pass_exporter.cli.{name}")
     calls.replace("pass_trainer.run.run", StandIn(calls, {"agreement": None, "weights": "w"}))
     calls.replace("pass_trainer.evaluation.evaluate.evaluate", {})
-    calls.replace("pass_trainer.evaluation.evaluate.read_prompt_set", [], noted=False)
-    calls.replace("pass_trainer.evaluation.record.check_recordable", noted=False)
+    calls.replace("pass_trainer.evaluation.evaluate.read_prompt_set", [], recorded=False)
+    calls.replace("pass_trainer.evaluation.record.check_recordable", recorded=False)
     calls.replace("pass_trainer.evaluation.record.write_results")
     for name in ("_print_agreement", "_print_evaluation"):
-        calls.replace(f"pass_trainer.cli.{name}", noted=False)
+        calls.replace(f"pass_trainer.cli.{name}", recorded=False)
     calls.replace("pass_trainer.cli.to_json", "{}")
 
 

@@ -1,37 +1,39 @@
-"""Whether a graph's outputs may lie in the memory of its inputs, as the runtime binds them."""
+"""Checks that the runtime may bind an output of a graph to the memory of one of its inputs: no node
+reads the input after the output was written. For the tests of all tails."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 SHARED = {"input_ids": "next_ids", "length": "next_length", "draft_probs": "next_draft_probs"}
+"""By input, the output that the runtime binds to the same memory."""
 ELEMENTWISE = ("Add", "Where")
 """Operators that write each element after all reads of the same element of their inputs."""
 
 
 def late_readers(graph: ir.Graph) -> list[str]:
-    """Nodes that may read an input after the output that shares its memory was written."""
+    """Return a line for every node that may read an input of SHARED after its output is written:
+    that is any reader which does not lead to the output."""
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
-    found = []
+    lines = []
     for read, written in SHARED.items():
         if read in inputs and written in outputs:
             writer = outputs[written].producer()
-            before = _ancestors(writer) - (set() if writer.op_type in ELEMENTWISE else {writer})
-            late = [node.op_type for node in inputs[read].consumers() if node not in before]
-            found += [f"{op_type} may read {read} after {written} is written" for op_type in late]
-    return found
+            # An elementwise writer itself may read the input.
+            earlier = _ancestors(writer) - (set() if writer.op_type in ELEMENTWISE else {writer})
+            late = [node.op_type for node in inputs[read].consumers() if node not in earlier]
+            lines += [f"{op_type} may read {read} after {written} is written" for op_type in late]
+    return lines
 
 
 def _ancestors(node: ir.Node) -> set[ir.Node]:
-    found, todo = set(), [node]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += [
-                value.producer()
-                for value in node.inputs
-                if value is not None and value.producer() is not None
-            ]
-    return found
+    """Return the node and all nodes that its inputs depend on."""
+    ancestors, pending = set(), [node]
+    while pending:
+        node = pending.pop()
+        if node not in ancestors:
+            ancestors.add(node)
+            producers = [value.producer() for value in node.inputs if value is not None]
+            pending += [producer for producer in producers if producer is not None]
+    return ancestors

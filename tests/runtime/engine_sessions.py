@@ -1,4 +1,5 @@
-"""Sessions on engines of a fake device, compared with what the CPU writes."""
+"""Sessions with engines on a fake GPU, and comparisons of what they write with what ONNX Runtime
+writes on the CPU: for the tests of the TensorRT backend and of CUDA memory."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ from pass_runtime.measuring.lossless import first_difference, run_tokens
 CAPACITY = 640
 PROMPT = list(range(2, 40))
 SAMPLINGS = [SamplingParams(seed=0), SamplingParams(0.9, seed=1), SamplingParams(0.9, 50, 0.9, 2)]
-Asked = tuple[Sequence[int], GenerateOptions]
+"""Greedy decoding, sampling, and truncated sampling."""
+PromptAndOptions = tuple[Sequence[int], GenerateOptions]
+"""A request: the token ids of its prompt, and its options."""
 
 
 class Gpu:
-    """A fake device, a bundle with engines for it, and the library that runs them."""
+    """A fake CUDA device (`cuda`), a bundle with engines, and the fake library (`trt`) that runs
+    them, in the place of the real TensorRT. device: arguments of FakeCuda."""
 
     def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
         self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
@@ -39,7 +43,7 @@ class Gpu:
         monkeypatch.setitem(__import__("sys").modules, self.library.module, self.trt)
 
     def open(self, **options: int) -> Session:
-        """options: max_batch_size, capacity."""
+        """Open a session. options: max_batch_size and capacity."""
         backend = TrtBackend.open(
             self.bundle, self.manifest, self.library, api=self.cuda, **options
         )
@@ -48,12 +52,13 @@ class Gpu:
         )
 
     def counts(self) -> tuple[int, ...]:
-        """Memory, allocations, captures and contexts so far."""
+        """Return the device memory in use, and how many allocations, captured graphs, pinned pieces
+        of host memory and execution contexts there have been."""
         cuda = self.cuda
         return cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), self.trt.contexts
 
-    def assert_empty(self) -> None:
-        """Everything on the device was freed."""
+    def assert_all_freed(self) -> None:
+        """Check that nothing of a closed session is left on the device."""
         cuda = self.cuda
         assert not cuda.allocations and not cuda.pinned and not cuda.streams and not cuda.graphs
         assert cuda.undestroyed == 0 and cuda.capturing is None
@@ -61,7 +66,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A device for the importing file's `engine_bundle`."""
+    """Return a device with the bundle `engine_bundle`, a fixture of the file that imports this."""
     return Gpu(engine_bundle, monkeypatch)
 
 
@@ -78,44 +83,50 @@ def with_engines(
     max_batch_size: int = 1,
     library: LibraryName = "tensorrt",
 ) -> Path:
-    """A copy of `bundle` in `directory`; its engines' windows have at least `least_width` rows."""
+    """Return a copy of `bundle` in `directory`, with engines for windows of `least_width` rows or
+    more."""
     copy = directory / "bundle"
     shutil.copytree(bundle, copy)
     add_fake_engines(copy, CAPACITY, least_width, max_batch_size, library)
     return copy
 
 
-def tokens(
+def run_prompt(
     session: Session,
     sampling: SamplingParams = SAMPLINGS[0],
     plan: str = "ar",
     count: int = 40,
     **options: object,
 ) -> TokenStream:
+    """Return the finished stream of PROMPT with `count` new tokens."""
     request = GenerateOptions(count, sampling, plan=plan, ignore_eos=True, **options)  # type: ignore[arg-type]
     return run_tokens(session, PROMPT, request)
 
 
-def submit_together(session: Session, asked: Sequence[Asked]) -> list[TokenStream]:
+def submit_together(session: Session, requests: Sequence[PromptAndOptions]) -> list[TokenStream]:
     """Queue all requests before the first begins, so that they always share the same passes."""
-    return session._worker.call(lambda: [session.generate_ids(*one) for one in asked])
+    return session._worker.call(lambda: [session.generate_ids(*request) for request in requests])
 
 
 def count_failures(
-    session: Session, asked: Sequence[Asked], expected: Sequence[Sequence[int]], message: str
+    session: Session,
+    requests: Sequence[PromptAndOptions],
+    expected: Sequence[Sequence[int]],
+    message: str,
 ) -> int:
-    """Run the requests together and return how many failed, with one line that holds `message`. The
-    others wrote the expected tokens, and those that failed the first of them."""
-    failed = 0
-    for stream, right in zip(submit_together(session, asked), expected, strict=True):
+    """Run the requests together, and return how many failed. Check that each error is one line with
+    `message`, that requests which did not fail wrote the expected tokens, and that the others wrote
+    the first of the expected tokens, or none."""
+    failures = 0
+    for stream, token_ids in zip(submit_together(session, requests), expected, strict=True):
         try:
-            assert stream.result().token_ids == right
+            assert stream.result().token_ids == token_ids
         except PassError as error:
             assert message in str(error) and "\n" not in str(error)
             assert stream.finish_reason == "error"
-            assert stream.token_ids == right[: len(stream.token_ids)]
-            failed += 1
-    return failed
+            assert stream.token_ids == token_ids[: len(stream.token_ids)]
+            failures += 1
+    return failures
 
 
 @cache
@@ -123,9 +134,10 @@ def cpu_session(bundle: Path) -> Session:
     return load(bundle, "cpu", threads=1)
 
 
-def assert_cpu_writes(bundle: Path, asked: Asked, written: Sequence[int]) -> None:
-    """Plain decoding of that request alone, on ONNX Runtime, writes the same but for near-ties."""
-    prompt, options = asked
+def assert_cpu_writes(bundle: Path, request: PromptAndOptions, written: Sequence[int]) -> None:
+    """Check that plain decoding of the request alone, by ONNX Runtime on the CPU, writes the tokens
+    `written` up to a near-tie."""
+    prompt, options = request
     cpu = cpu_session(bundle)
     plain = replace(options, plan="ar", draft=None, lookahead=None, logprobs=None)
     expected = run_tokens(cpu, prompt, plain).token_ids

@@ -1,10 +1,11 @@
-"""ONNX Runtime on the CPU that captures as its CUDA provider does with `enable_cuda_graph`: a run
-gives the captured graph its number (`gpu_graph_id`).
+"""Makes ONNX Runtime on the CPU seem to capture CUDA graphs, as its CUDA provider does with
+`enable_cuda_graph`, for the tests of sessions with `--device cuda`.
 
-The first run with a number in a thread runs the graph twice, which allocates memory, captures it,
-which computes nothing, and launches the captured graph (`InferenceSession::Run`, "Start another run
-for necessary memory allocation or graph capture", and `CUDAExecutionProvider::OnRunEnd`). Captured
-graphs belong to the thread (`PerThreadContext`). With the number -1 the graph just runs.
+A run of a session names a number for the captured graph (`gpu_graph_id`). The first run with a
+number in a thread runs the graph twice, which allocates memory, captures it, which computes
+nothing, and launches the captured graph (`InferenceSession::Run`, "Start another run for necessary
+memory allocation or graph capture", and `CUDAExecutionProvider::OnRunEnd`). Later runs only launch
+it. Captured graphs belong to the thread (`PerThreadContext`). With the number -1 a graph just runs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import pytest
 
 from pass_runtime.backends.ort.engine import open_session
 
-RUNS_BEFORE = 2
-MODULES = ("trunks", "backend")
-BACKENDS = "pass_runtime.backends.ort"
+RUNS_BEFORE_CAPTURE = 2
+ORT = "pass_runtime.backends.ort"
 
 
 class FakeCaptures:
-    """captured: (id of the session, thread, number) of every captured graph. refused: captures fail
-    of graphs whose file names contain one of these. replays: how many runs only launched a captured
-    graph; eager: how many ran without one."""
+    """Replaces the functions of ONNX Runtime, and notes what they did.
+
+    captured: (id of the session, thread, number) of every captured graph. refused: tests put parts
+    of file names here; graphs of these files cannot be captured. replays, eager: how many runs only
+    launched a captured graph, and how many ran without one.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured: set[tuple[int, threading.Thread, int]] = set()
@@ -34,11 +37,14 @@ class FakeCaptures:
         self.files: dict[int, str] = {}
         self.replays = self.eager = 0
         self._run = ort.InferenceSession.run_with_iobinding
-        monkeypatch.setattr(f"{BACKENDS}.backend.CAPTURE_DEVICES", ("cpu",))
-        runs = "run_with_iobinding"
-        monkeypatch.setattr(ort.InferenceSession, runs, lambda *given: self.run(*given))
-        for module in MODULES:
-            monkeypatch.setattr(f"{BACKENDS}.{module}.open_session", self.open)
+        monkeypatch.setattr(f"{ORT}.backend.CAPTURE_DEVICES", ("cpu",))
+        monkeypatch.setattr(
+            ort.InferenceSession,
+            "run_with_iobinding",
+            lambda session, *arguments: self.run(session, *arguments),
+        )
+        for module in ("trunks", "backend"):
+            monkeypatch.setattr(f"{ORT}.{module}.open_session", self.open)
 
     def open(self, path: Path, *arguments: Any, **options: Any) -> ort.InferenceSession:
         session = open_session(path, *arguments, **options)
@@ -58,7 +64,7 @@ class FakeCaptures:
         if key in self.captured:
             self.replays += 1
         else:
-            for _ in range(RUNS_BEFORE):
+            for _ in range(RUNS_BEFORE_CAPTURE):
                 self._run(session, binding, options)
             if any(name in self.files[id(session)] for name in self.refused):
                 raise RuntimeError("CUDA failure 901: an operation failed during capture")

@@ -1,4 +1,5 @@
-"""Backends that fail at a chosen moment, and share graphs that are opened once."""
+"""A backend and a memory that fail at a chosen call, for tests that a failure harms no other
+request."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import Session
 
 MOMENTS = ("prefill", "run_trunk", "run_tail")
+"""The methods of a `FaultyBackend` that can have a fuse."""
 
 
 class Fuse:
-    """Raises an error at the call number `at`, once; never if that is 0."""
+    """Raises `error` at call number `at` of `count`, from 1; never if `at` is 0. blown: whether it
+    has."""
 
     def __init__(self, error: Exception, at: int = 0) -> None:
         self.error, self.at, self.calls, self.blown = error, at, 0, False
@@ -31,6 +34,8 @@ class Fuse:
 
 
 class FaultyMemory(HostMemory):
+    """Host memory, of which every allocation is counted by the fuse."""
+
     def __init__(self, fuse: Fuse) -> None:
         super().__init__()
         self.fuse = fuse
@@ -41,7 +46,8 @@ class FaultyMemory(HostMemory):
 
 
 class FaultyBackend(OrtBackend):
-    """The real backend; fuses: by method, what fails before the method's work or (`late`) after."""
+    """The real backend. fuses: for methods of MOMENTS, what may raise before the method does its
+    work, or after it if `late`. All backends of a bundle share its opened graphs."""
 
     _opened: dict[tuple[Path, int], tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
 
@@ -53,7 +59,7 @@ class FaultyBackend(OrtBackend):
         self._tails = self._opened[bundle, slots][1]
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
-        key = self.bundle, self.capabilities.slots  # which trunk runs depends on the slots
+        key = self.bundle, self.capabilities.slots  # the number of slots decides which trunk runs
         if key not in self._opened:
             self._opened[key] = super()._open_trunks(threads, exact), {}
         return self._opened[key][0]
@@ -66,14 +72,14 @@ class FaultyBackend(OrtBackend):
         if fuse is not None and self.late:
             fuse.count()
 
-    def prefill(self, *asked):
-        self._fail_around("prefill", lambda: super(FaultyBackend, self).prefill(*asked))
+    def prefill(self, *arguments):
+        self._fail_around("prefill", lambda: super(FaultyBackend, self).prefill(*arguments))
 
-    def run_trunk(self, *asked):
-        self._fail_around("run_trunk", lambda: super(FaultyBackend, self).run_trunk(*asked))
+    def run_trunk(self, *arguments):
+        self._fail_around("run_trunk", lambda: super(FaultyBackend, self).run_trunk(*arguments))
 
-    def run_tail(self, *asked):
-        self._fail_around("run_tail", lambda: super(FaultyBackend, self).run_tail(*asked))
+    def run_tail(self, *arguments):
+        self._fail_around("run_tail", lambda: super(FaultyBackend, self).run_tail(*arguments))
 
 
 def session_of(backend: OrtBackend, max_queue: int = 1024, prefix_cache: bool = True) -> Session:

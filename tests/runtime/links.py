@@ -1,4 +1,4 @@
-"""Bundles whose files are links, as git-annex and DVC make them."""
+"""Copies of bundles whose files are symbolic links, as git-annex and DVC make them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from pathlib import Path
 KINDS = {
     "all": lambda _: True,
     "weights": lambda name: name.endswith(".data"),
-    "graphs": lambda n: n.endswith(".onnx"),
+    "graphs": lambda name: name.endswith(".onnx"),
 }
-"""Which files are links, by name."""
+"""Kinds of copies: for the name of a file, whether it becomes a link."""
 
 
 def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) -> Path:
-    """A copy of a bundle in which some files are links to links."""
-    found = directory / "bundle"
-    found.mkdir()
+    """Return a copy of a bundle whose files of this kind are links to links to their content. All
+    is in `directory`. absolute: whether the first of the two links has an absolute path."""
+    copy = directory / "bundle"
+    copy.mkdir()
     for i, path in enumerate(sorted(bundle.iterdir())):
         if path.is_dir() or not KINDS[kind](path.name):
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, found / path.name)
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, copy / path.name)
             continue
         folder = directory / f"{i}"
         folder.mkdir()
         shutil.copy(path, folder / "content")
         (folder / "link").symlink_to("content")
         link = Path(f"../{i}/link")
-        (found / path.name).symlink_to(folder / "link" if absolute else link)
-    return found
+        (copy / path.name).symlink_to(folder / "link" if absolute else link)
+    return copy

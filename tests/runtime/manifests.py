@@ -1,4 +1,5 @@
-"""Bundles whose manifest or files a test changes, and the errors that refuse them."""
+"""Copies of bundles whose manifest or files a test changes, paths within JSON documents, and the
+messages of errors."""
 
 from __future__ import annotations
 
@@ -12,31 +13,34 @@ from pass_runtime.errors import PassError
 
 
 def real_document(bundle: Path) -> dict:
-    """The manifest as JSON; tests change copies."""
+    """Return the JSON of a bundle's manifest."""
     return json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
 
 
 def named_bundle(request: pytest.FixtureRequest) -> Path:
-    """The bundle of the fixture `request.param`, or the tiny one in that format."""
+    """Return the bundle of a fixture's parameter: the name of another fixture (`..._bundle`), or
+    the name of a format, for a tiny bundle in this format."""
     if request.param.endswith("bundle"):
         return request.getfixturevalue(request.param)
     return request.getfixturevalue("in_format")(request.param)
 
 
 def linked(bundle: Path, target: Path) -> Path:
-    """Make `target` a bundle of links to the files of `bundle`, which a test may replace."""
+    """Fill the folder `target` with links to the files of `bundle`, so that a test may `replace`
+    some of them. Return `target`."""
     for path in bundle.iterdir():
         (target / path.name).symlink_to(path)
     return target
 
 
 def replace(path: Path, data: bytes) -> None:
+    """Put a file in the place of the file or link at `path`."""
     path.unlink()
     path.write_bytes(data)
 
 
 def refusal(call, *args, **options) -> str:
-    """The message of the PassError that `call` must raise: one line."""
+    """Return the message of the PassError that `call` must raise, and check that it is one line."""
     with pytest.raises(PassError) as error:
         call(*args, **options)
     message = str(error.value)
@@ -45,22 +49,26 @@ def refusal(call, *args, **options) -> str:
     return message
 
 
-def one_of_each_kind(found: list[tuple]) -> list[tuple]:
-    """Paths that differ in more than indices of lists."""
-    kinds = {tuple("*" if isinstance(key, int) else key for key in path): path for path in found}
-    return list(kinds.values())
+def one_of_each_kind(all_paths: list[tuple]) -> list[tuple]:
+    """Return one of all paths that differ in indices of lists alone."""
+
+    def kind(path: tuple) -> tuple:
+        return tuple("*" if isinstance(key, int) else key for key in path)
+
+    return list({kind(path): path for path in all_paths}.values())
 
 
 def at(document, path: tuple):
-    """The value at a path: its keys and indices one after another."""
+    """Return the value at a path, which is a tuple of keys and list indices."""
     for key in path:
         document = document[key]
     return document
 
 
 def paths(node, path: tuple = ()) -> list[tuple]:
-    """Paths of all values in a document that are neither objects nor lists."""
+    """Return the paths of all values of a document that are neither objects nor lists, each with
+    `path` before it."""
     if not isinstance(node, (dict, list)):
         return [path]
     children = node.items() if isinstance(node, dict) else enumerate(node)
-    return [found for key, child in children for found in paths(child, (*path, key))]
+    return [below for key, child in children for below in paths(child, (*path, key))]

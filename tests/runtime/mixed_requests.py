@@ -1,4 +1,5 @@
-"""Requests of every kind for the tiny bundles, and their texts by plain decoding in one slot."""
+"""Requests of every kind for the tiny bundles, and the texts that they must have: those of plain
+decoding in one slot. For tests that other requests, failures and plans change no text."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ TEXTS = (
     "import numpy as np\nfor i in range(10):\n    print(i)\n" * 2,
     "The quick brown fox jumps over the lazy dog. def add(a, b): " * 14,
 )
-"""The last one is longer than the first capacity."""
+"""The last one is longer than the first KV capacity of a session."""
 SAMPLING = (
     SamplingParams(),
     SamplingParams(0.8, seed=1),
@@ -33,8 +34,9 @@ STOP_TOKENS = ((), (), (7,), tuple(range(100, 140)))
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request: what decides its text, and then what must not change it (plan to reuse_prefix)."""
+class MixedRequest:
+    """A request: first the fields that decide its text, and then, from `plan` on, the fields that
+    must not change it. Requests that differ in the latter alone are equal."""
 
     text: str
     sampling: SamplingParams
@@ -48,19 +50,20 @@ class Asked:
     logprobs: int | None = field(default=None, compare=False)
     reuse_prefix: bool = field(default=False, compare=False)
 
-    def options(self, *, alone: bool = False) -> GenerateOptions:
-        """alone: plain decoding, with nothing that must not change the text."""
+    def options(self, *, plain: bool = False) -> GenerateOptions:
+        """Return the request's options. plain: leave out the fields that must not change its text,
+        and decode plainly."""
         names = ["stop", "stop_token_ids", "ignore_eos"]
-        names += [] if alone else ["plan", "lookahead", "draft", "logprobs", "reuse_prefix"]
-        chosen = {"plan": "ar"} | {name: getattr(self, name) for name in names}
-        return GenerateOptions(self.tokens, self.sampling, **chosen)
+        names += [] if plain else ["plan", "lookahead", "draft", "logprobs", "reuse_prefix"]
+        values = {"plan": "ar"} | {name: getattr(self, name) for name in names}
+        return GenerateOptions(self.tokens, self.sampling, **values)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Asked:
+def requests(draw: st.DrawFn) -> MixedRequest:
     plan = draw(st.sampled_from(PLANS))
     lookahead = None if plan.startswith("fused:") else draw(st.sampled_from([None, None, 0, 1, 3]))
-    return Asked(
+    return MixedRequest(
         text=draw(st.sampled_from(TEXTS)),
         sampling=draw(st.sampled_from(SAMPLING)),
         tokens=draw(st.integers(1, 40)),
@@ -75,24 +78,27 @@ def requests(draw: st.DrawFn) -> Asked:
     )
 
 
-class Alone:
-    """The texts of requests by plain decoding, one at a time; each is decoded once."""
+class PlainDecoder:
+    """Decodes requests plainly, one at a time, and keeps their tokens."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._texts: dict[Asked, list[int]] = {}
+        self._tokens: dict[MixedRequest, list[int]] = {}
 
-    def tokens(self, asked: Asked) -> list[int]:
-        if asked not in self._texts:
-            stream = self.session.generate(asked.text, asked.options(alone=True))
-            self._texts[asked] = stream.result().token_ids
-        return self._texts[asked]
+    def tokens(self, request: MixedRequest) -> list[int]:
+        if request not in self._tokens:
+            stream = self.session.generate(request.text, request.options(plain=True))
+            self._tokens[request] = stream.result().token_ids
+        return self._tokens[request]
 
-    def assert_same(self, asked: Asked, got: Sequence[int], *, whole: bool = True) -> None:
-        """Check the tokens of a request, or (not `whole`) its first tokens, up to a near-tie."""
-        expected = self.tokens(asked)
-        if not whole and list(got) == expected[: len(got)]:
+    def assert_same(
+        self, request: MixedRequest, written: Sequence[int], *, whole: bool = True
+    ) -> None:
+        """Check that the tokens `written` for a request, or without `whole` the first of them, are
+        those of plain decoding up to a near-tie."""
+        expected = self.tokens(request)
+        if not whole and list(written) == expected[: len(written)]:
             return
-        prompt, options = self.session.encode(asked.text), asked.options(alone=True)
-        difference = first_difference(self.session, prompt, options, expected, got)
-        assert difference is None or difference.is_near_tie, f"{asked}: {difference}"
+        prompt, options = self.session.encode(request.text), request.options(plain=True)
+        difference = first_difference(self.session, prompt, options, expected, written)
+        assert difference is None or difference.is_near_tie, f"{request}: {difference}"

@@ -1,4 +1,5 @@
-"""Sessions with the tiny bundle's tails and tokenizer, whose model recites a text of the test."""
+"""Sessions whose model recites a text that the test chose (scripted.py), with the tails and the
+tokenizer of a tiny bundle, and functions that watch sessions."""
 
 from __future__ import annotations
 
@@ -18,17 +19,19 @@ BOS, EOS = 0, 1
 
 
 def words(position: int) -> int:
-    """A text without special tokens and without repeats nearby, as a function of the position."""
+    """Return the token at a position of the usual text, which has no special tokens and no repeats
+    nearby."""
     return 2 + (position * 37 + position // 7) % 317
 
 
 def wrong(position: int) -> int:
-    """Another token than the text has at this position."""
+    """Return another token than `words` has at this position."""
     return 2 + (words(position) - 1) % 317
 
 
-def right_unless(misses: Callable[[int], bool]) -> Script:
-    return lambda position: wrong(position) if misses(position) else words(position)
+def right_unless(is_wrong: Callable[[int], bool]) -> Script:
+    """Return a script of drafts that are right but for the positions where `is_wrong` is true."""
+    return lambda position: wrong(position) if is_wrong(position) else words(position)
 
 
 def reciting_session(
@@ -40,6 +43,8 @@ def reciting_session(
     max_queue: int = 1024,
     capacity: int | None = None,
 ) -> Session:
+    """Open a session whose model writes `target`, after look-ahead drafts that are `drafter`, by
+    default all right. capacity: the largest KV capacity, in place of the model's."""
     manifest = read_manifest(bundle)
     if capacity is not None:
         manifest = manifest.model_copy(
@@ -51,25 +56,25 @@ def reciting_session(
 
 
 def runner_of(session: Session) -> Runner:
-    """The host's record of the session's slots, to read while no request runs."""
+    """Return the host's record of the session's slots, which may be read while no request runs."""
     return session._worker._scheduler.runner
 
 
 def watch_capacity(backend: Backend) -> None:
-    """Check before every pass that it writes within the cache, in masked slots too."""
+    """Check before every later pass that it writes within the KV cache, in masked slots too."""
     run = backend.run
 
-    def watched(kind):
+    def check_and_run(kind):
         lengths = backend.buffers.read("length", (kind.batch,), np.int64)
         width = backend.capabilities.padded_width(kind.plan.width)
         assert lengths.max() + width <= backend.capacity
         return run(kind)
 
-    backend.run = watched  # type: ignore[method-assign]
+    backend.run = check_and_run  # type: ignore[method-assign]
 
 
 def assert_idle(session: Session) -> None:
-    """No request has a slot or waits, and the decoding thread has ended."""
+    """Check that no request has a slot or waits, and that the decoding thread has ended."""
     thread = session._worker._thread
     if thread is not None:
         thread.join(10)
@@ -78,18 +83,18 @@ def assert_idle(session: Session) -> None:
 
 
 def recite(ids: Sequence[int], start: int = 1) -> Script:
-    """`ids` from position `start` on, then end-of-sequence."""
+    """Return the script of a text: `ids` from position `start` on, and elsewhere EOS."""
     return lambda position: ids[position - start] if 0 <= position - start < len(ids) else EOS
 
 
 def plans_run(session: Session) -> list[str]:
-    """A list to which every pass appends the name of its plan."""
+    """Return a list to which every later pass appends the name of its plan."""
     names: list[str] = []
     run = session.backend.run
 
-    def recorded(kind):
+    def record_and_run(kind):
         names.append(kind.plan.name)
         return run(kind)
 
-    session.backend.run = recorded  # type: ignore[method-assign]
+    session.backend.run = record_and_run  # type: ignore[method-assign]
     return names

@@ -1,7 +1,6 @@
-"""A trunk that recites: its logits come from two functions of the position; all else is real.
-
-For tests of what surrounds a model (the loop, the tails, stop rules, figures), which must know the
-model's tokens and drafts exactly.
+"""A backend whose trunk recites a text: its logits come from two functions of the position, and all
+else is real. For tests of what surrounds a model (the decoding loop, tails, stop conditions,
+statistics), which must know the model's tokens and drafts exactly.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan, RowKind
 
 Script = Callable[[int], int]
+"""Returns the token id at a position of a text, from 0."""
 CERTAIN = np.float32(1e4)
-"""A logit so far above the others (0) that no temperature up to 100 draws anything else."""
+"""The logit of the token to write. Others are 0, so far below that no temperature up to 100 draws
+them."""
 
 
 class ScriptedBackend(OrtBackend):

@@ -1,8 +1,9 @@
-"""Cases (`handed_on.py`) of `pass-run serve` and scripts/serve_ray.py; file `keys` has key k."""
+"""What each option of a server changes (`recorded_arguments.Case`): for the tests of `pass-run
+serve` and scripts/serve_ray.py, which write the key k to the file `keys`."""
 
 from __future__ import annotations
 
-from handed_on import Case
+from recorded_arguments import Case
 
 SERVER_CASES = {
     **{

@@ -1,6 +1,7 @@
-"""A request's text does not depend on its neighbours, its slot, its time or its plan.
+"""A request's text does not depend on the requests beside it, its slot, its time or its plan.
 
-The tests call the scheduler's steps, so that they can choose and repeat every interleaving.
+The first test calls the scheduler's steps itself, so that hypothesis can choose and repeat the
+order of events. In the second, threads submit requests to a session.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from machines import times_of
+from machines import fixed_times
 from manifests import named_bundle
-from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, Alone, Asked, requests
+from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, MixedRequest, PlainDecoder, requests
 from reciting import assert_idle, watch_capacity
 
 from pass_runtime import Session, load
@@ -37,14 +38,14 @@ from pass_runtime.tuning.tuner import Tuner
 
 SLOTS = (1, 3, 8)
 TIMES = {
-    "free rows": times_of({1: 1.0, 64: 1.0}),
-    "rows at a price": times_of({1: 1.0, 64: 4.0}, lambda rows: 0.1 * (rows - 1) / 16),
-    "dear rows": times_of({1: 1.0, 64: 64.0}),
+    "free rows": fixed_times({1: 1.0, 64: 1.0}),
+    "cheap rows": fixed_times({1: 1.0, 64: 4.0}, lambda rows: 0.1 * (rows - 1) / 16),
+    "expensive rows": fixed_times({1: 1.0, 64: 64.0}),
 }
 
 
 class FixedTuners:
-    """In the place of `Tuners`: given pass times, so that `auto` always decides the same."""
+    """Takes the place of `Tuners` with fixed pass times: `auto` always decides the same."""
 
     def __init__(self, session: Session, times: PassTimes) -> None:
         lookahead = session.manifest.lookahead.length
@@ -52,78 +53,80 @@ class FixedTuners:
             sampler: Tuner(times, lookahead, (0.6, 0.5, 0.3))
             for sampler in ("greedy", "sample", "truncated")
         }
-        self._asked: set[tuple[str, int]] = set()
+        self._timed: set[tuple[str, int]] = set()
 
     def is_timed(self, sampler, batch):
-        return (sampler, batch) in self._asked
+        return (sampler, batch) in self._timed
 
     def get(self, sampler, batch=1):
-        self._asked.add((sampler, batch))
+        self._timed.add((sampler, batch))
         return self._tuners[sampler]
 
 
 class Batches(RuleBasedStateMachine):
-    """Requests begin, are decoded for some steps, and are cancelled, in any order."""
+    """Begins requests, decodes for some steps, and cancels requests, in any order."""
 
-    def __init__(self, sessions: dict[int, Session], alone: Alone) -> None:
+    def __init__(self, sessions: dict[int, Session], plain: PlainDecoder) -> None:
         super().__init__()
-        self.sessions, self.alone = sessions, alone
-        self.asked: list[tuple[Asked, SequenceState]] = []
+        self.sessions, self.plain = sessions, plain
+        self.submitted: list[tuple[MixedRequest, SequenceState]] = []
 
     @initialize(slots=st.sampled_from(SLOTS), times=st.sampled_from(sorted(TIMES)))
     def open(self, slots, times):
         self.session = self.sessions[slots]
         backend = self.session.backend
         backend.resize(backend.capabilities.capacities[0], [0] * slots)
-        self.runner = Runner(backend)  # the buffers hold what the last example left
+        # A new runner, on buffers that hold what the example before left.
+        self.runner = Runner(backend)
         self.scheduler = Scheduler(self.runner, FixedTuners(self.session, TIMES[times]), 100)
 
-    @rule(asked=requests())
-    def submit(self, asked):
-        ids, options = self.session.encode(asked.text), asked.options()
+    @rule(request=requests())
+    def submit(self, request):
+        ids, options = self.session.encode(request.text), request.options()
         reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
         sequence = SequenceState(self.session.request(ids, options), reader)
         self.scheduler.reserve(1)
         self.scheduler.add(sequence)
-        self.asked.append((asked, sequence))
+        self.submitted.append((request, sequence))
 
-    @rule(count=st.integers(1, 6))
-    def decode(self, count):
-        for _ in range(count):
+    @rule(steps=st.integers(1, 6))
+    def decode(self, steps):
+        for _ in range(steps):
             self.scheduler.step()
 
     @rule(data=st.data())
     def cancel(self, data):
-        if self.asked:
-            data.draw(st.sampled_from([sequence for _, sequence in self.asked])).cancelled = True
+        if self.submitted:
+            _, sequence = data.draw(st.sampled_from(self.submitted))
+            sequence.cancelled = True
 
     @invariant()
     def every_request_waits_or_has_a_slot(self):
-        if not self.asked:
+        if not self.submitted:
             return
-        held = [slot.sequence for slot in self.runner.busy] + list(self.scheduler.waiting)
-        assert len(set(map(id, held))) == len(held)
-        unfinished = {id(sequence) for _, sequence in self.asked if sequence.finished is None}
-        assert set(map(id, held)) == unfinished
+        held = [*(slot.sequence for slot in self.runner.busy), *self.scheduler.waiting]
+        unfinished = [sequence for _, sequence in self.submitted if sequence.finished is None]
+        assert sorted(map(id, held)) == sorted(map(id, unfinished))
 
     def teardown(self):
-        if not hasattr(self, "scheduler"):
+        """Decode what is left, and check all texts."""
+        if not hasattr(self, "scheduler"):  # an error came before `open`
             return
         for _ in range(10_000):
             if self.scheduler.idle:
                 break
             self.scheduler.step()
         assert self.scheduler.idle and not self.runner.busy
-        for asked, sequence in self.asked:
+        for request, sequence in self.submitted:
             tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
             assert sequence.finished is not None
-            cancelled = sequence.finished.reason == "cancelled"
-            assert cancelled or sequence.finished.reason in ("stop", "length")
-            assert sequence.cancelled or not cancelled
-            self.alone.assert_same(asked, tokens, whole=not cancelled)
-            self.check_events(asked, sequence, tokens)
+            reason = sequence.finished.reason
+            assert reason in ("stop", "length") or (reason == "cancelled" and sequence.cancelled)
+            self.plain.assert_same(request, tokens, whole=reason != "cancelled")
+            self.check_events(request, sequence, tokens)
 
-    def check_events(self, asked, sequence, tokens):
+    def check_events(self, request, sequence, tokens):
+        """Check that the client got all `tokens`, with log-probabilities if it asked for them."""
         events = []
         while not sequence.events.empty():
             events.append(sequence.events.get())
@@ -132,8 +135,8 @@ class Batches(RuleBasedStateMachine):
         written = [token for event in events for token in event.tokens]
         assert [token.id for token in written] == tokens
         for token in written:
-            assert (token.logprobs is not None) == (asked.logprobs is not None)
-            assert token.logprobs is None or len(token.logprobs.top) == asked.logprobs
+            assert (token.logprobs is not None) == (request.logprobs is not None)
+            assert token.logprobs is None or len(token.logprobs.top) == request.logprobs
 
 
 @pytest.fixture(scope="module", params=["tiny_bundle", "adapter_bundle", "int4"])
@@ -142,8 +145,8 @@ def bundle(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(bundle: Path) -> Alone:
-    return Alone(load(bundle, "cpu", threads=1))
+def plain(bundle: Path) -> PlainDecoder:
+    return PlainDecoder(load(bundle, "cpu", threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +162,13 @@ def sessions(bundle: Path) -> Iterator[dict[int, Session]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_interleaving_changes_a_text(sessions: dict[int, Session], alone: Alone, monkeypatch):
-    # Decide as often as possible, whatever time that takes.
+def test_no_order_of_events_changes_a_text(
+    sessions: dict[int, Session], plain: PlainDecoder, monkeypatch
+):
+    # `auto` then decides as often as it can, whatever time that takes.
     monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)
     run_state_machine_as_test(
-        partial(Batches, sessions, alone),
+        partial(Batches, sessions, plain),
         settings=settings(
             max_examples=36,
             stateful_step_count=24,
@@ -174,10 +179,10 @@ def test_no_interleaving_changes_a_text(sessions: dict[int, Session], alone: Alo
     )
 
 
-def some_requests(count: int) -> list[Asked]:
+def random_requests(count: int) -> list[MixedRequest]:
     chance = random.Random(0)
     return [
-        Asked(
+        MixedRequest(
             chance.choice(TEXTS),
             chance.choice(SAMPLING),
             chance.randrange(1, 30),
@@ -193,28 +198,31 @@ def some_requests(count: int) -> list[Asked]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("slots", SLOTS)
-def test_64_requests_from_threads(sessions: dict[int, Session], alone: Alone, slots: int):
-    """They arrive in random order from four threads, and some are cancelled."""
-    session, asked = sessions[slots], some_requests(64)
-    found: dict[int, tuple[str | None, list[int]]] = {}
+def test_requests_from_four_threads_have_their_texts(
+    sessions: dict[int, Session], plain: PlainDecoder, slots: int
+):
+    """Each thread submits 16 requests, and cancels two of them."""
+    session, requests = sessions[slots], random_requests(64)
+    results: dict[int, tuple[str | None, list[int]]] = {}
 
-    def ask(numbers: list[int]) -> None:
-        streams = [session.generate(asked[i].text, asked[i].options()) for i in numbers]
+    def submit(numbers: list[int]) -> None:
+        streams = [session.generate(requests[i].text, requests[i].options()) for i in numbers]
         for stream in streams[::8]:
             stream.cancel()
         for number, stream in zip(numbers, streams, strict=True):
             stream.result()
-            found[number] = (stream.finish_reason, stream.token_ids)
+            results[number] = (stream.finish_reason, stream.token_ids)
 
-    order = list(range(len(asked)))
+    order = list(range(len(requests)))
     random.Random(slots).shuffle(order)
-    threads = [threading.Thread(target=ask, args=(order[i::4],)) for i in range(4)]
+    threads = [threading.Thread(target=submit, args=(order[i::4],)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(300)
-    assert sorted(found) == sorted(order)
-    for number, (reason, tokens) in found.items():
-        alone.assert_same(asked[number], tokens, whole=reason != "cancelled")
-    assert sum(reason == "cancelled" for reason, _ in found.values()) <= 8
+    assert sorted(results) == sorted(order)
+    for number, (reason, tokens) in results.items():
+        plain.assert_same(requests[number], tokens, whole=reason != "cancelled")
+    # A request may be done before it is cancelled.
+    assert sum(reason == "cancelled" for reason, _ in results.values()) <= 8
     assert_idle(session)

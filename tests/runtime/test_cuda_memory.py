@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engine_sessions import (
     SAMPLINGS,
-    Asked,
+    PromptAndOptions,
     assert_cpu_writes,
     count_failures,
     cpu_session,
@@ -30,7 +30,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
 LONG = [2 + i % 300 for i in range(500)]
-ASKED: list[Asked] = [
+ASKED: list[PromptAndOptions] = [
     ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
     # This one needs a KV capacity of 512.
     (LONG[:200], GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 import pytest
-from engine_sessions import Gpu, tokens, with_engines
+from engine_sessions import Gpu, run_prompt, with_engines
 from fake_cuda import FakeCuda
 from test_ort_engine import Cuda as FakeSession
 
@@ -69,13 +69,13 @@ def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
     before = {1: 0, 0: 1}[number]
     two.cuda.cudaSetDevice(before)
     with load(two.bundle, f"tensorrt:{number}") as session:
-        assert tokens(session, count=4).token_ids
-        thread = threading.Thread(target=tokens, args=(session,), kwargs={"count": 4})
+        assert run_prompt(session, count=4).token_ids
+        thread = threading.Thread(target=run_prompt, args=(session,), kwargs={"count": 4})
         thread.start()
         thread.join()
         assert two.cuda.cudaGetDevice()[1] == before
     assert two.cuda.used_devices == {number} and two.cuda.cudaGetDevice()[1] == before
-    two.assert_empty()
+    two.assert_all_freed()
 
 
 def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkeypatch):

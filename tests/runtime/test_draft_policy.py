@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import times_of
+from machines import fixed_times
 
 from pass_runtime.backends.base import Capabilities
 from pass_runtime.bundle.plan import Plan, ar_plan, make_cycle, verify_plan
@@ -52,7 +52,7 @@ def situations(draw: st.DrawFn) -> Situation:
     policy = DraftPolicy()
     if draw(st.booleans()):
         row = draw(st.sampled_from([0.0, 0.05, 1.0]))
-        tuner = Tuner(times_of({1: 1.0, 65: 1.0 + 64 * row}), L, (0.6, 0.4))
+        tuner = Tuner(fixed_times({1: 1.0, 65: 1.0 + 64 * row}), L, (0.6, 0.4))
         policy = ExpectedRate(tuner, tuner.decide(L), len(states))
     return Situation(cycle, window, draw(st.integers(0, 70)), able, states, policy)
 

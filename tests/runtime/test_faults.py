@@ -1,4 +1,5 @@
-"""A failure at any moment: the requests it hit report it; all others, and the next, are right."""
+"""An allocation, a graph or the reading of results fails at any moment: the requests that need it
+report the error, and all other and later requests have their texts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty import MOMENTS, FaultyBackend, FaultyMemory, Fuse, session_of
-from mixed_requests import TEXTS, Alone, Asked
+from mixed_requests import TEXTS, MixedRequest, PlainDecoder
 from reciting import assert_idle, reciting_session, runner_of, words
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
@@ -24,22 +25,25 @@ from pass_runtime.decode.sequence import SequenceState
 
 SEEDED = SamplingParams(0.9, seed=1)
 REQUESTS = [
-    Asked(TEXTS[1], SamplingParams(), 12, plan="two-pass"),
-    Asked(TEXTS[-1], SEEDED, 6, plan="two-pass"),  # it makes the cache grow
-    Asked(TEXTS[2], SEEDED, 9, plan="two-pass", logprobs=2),
-    Asked(TEXTS[3], SamplingParams(), 5, plan="fused", draft="both"),
+    MixedRequest(TEXTS[1], SamplingParams(), 12, plan="two-pass"),
+    MixedRequest(
+        TEXTS[-1], SEEDED, 6, plan="two-pass"
+    ),  # a long text, for which the KV cache grows
+    MixedRequest(TEXTS[2], SEEDED, 9, plan="two-pass", logprobs=2),
+    MixedRequest(TEXTS[3], SamplingParams(), 5, plan="fused", draft="both"),
 ]
-NEXT = Asked(TEXTS[2], SEEDED, 20, plan="fused")
+LATER = MixedRequest(TEXTS[2], SEEDED, 20, plan="fused")
 ERRORS = [MemoryError(), out_of_memory(1 << 20), RuntimeError("the driver said\nsomething odd")]
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_bundle: Path) -> Alone:
-    return Alone(load(tiny_bundle, "cpu", threads=1))
+def plain(tiny_bundle: Path) -> PlainDecoder:
+    return PlainDecoder(load(tiny_bundle, "cpu", threads=1))
 
 
 def message_of(call) -> str | None:
-    """The one line of the PassError that `call` raises; None if it raises none."""
+    """Return the message of the PassError that `call` raises, which has one line; None if it raises
+    none."""
     try:
         call()
     except PassError as error:
@@ -48,45 +52,50 @@ def message_of(call) -> str | None:
     return None
 
 
-def assert_serves(session: Session, alone: Alone) -> None:
-    alone.assert_same(NEXT, session.generate(NEXT.text, NEXT.options()).result().token_ids)
+def assert_serves(session: Session, plain: PlainDecoder) -> None:
+    """Check that the session still writes the right text of a request."""
+    plain.assert_same(LATER, session.generate(LATER.text, LATER.options()).result().token_ids)
     assert_idle(session)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["two-pass", "auto"])
 @pytest.mark.parametrize("error", ERRORS[:2], ids=["MemoryError", "PassError"])
-def test_every_allocation_may_fail(tiny_bundle: Path, alone: Alone, error: Exception, plan: str):
-    """Without the prefix cache, a request needs every allocation."""
-    for n in itertools.count(1, 1 if plan == "two-pass" else 5):  # `auto` times passes first
+def test_every_allocation_may_fail(
+    tiny_bundle: Path, plain: PlainDecoder, error: Exception, plan: str
+):
+    """Allocation n fails, for n from 1 until requests need fewer. The prefix cache is off, because
+    it does without memory that it does not get."""
+    # With `auto` there are more allocations, since passes are timed: every fifth one fails.
+    for n in itertools.count(1, 1 if plan == "two-pass" else 5):
         fuse = Fuse(error, n)
         try:
             backend = FaultyBackend(tiny_bundle, memory=FaultyMemory(fuse))
         except PassError:
             continue
         session = session_of(backend, prefix_cache=False)
-        asked = [replace(request, plan=plan) for request in REQUESTS[:3]]
-        streams = [session.generate(request.text, request.options()) for request in asked]
-        failures = [message_of(stream.result) for stream in streams]
-        for request, stream, failure in zip(asked, streams, failures, strict=True):
-            if failure is not None:
-                assert "there is no memory" in failure and "--max-batch-size" in failure
-            assert stream.finish_reason == ("length" if failure is None else "error")
-            alone.assert_same(request, stream.token_ids, whole=failure is None)
-        assert any(failures) == fuse.blown, n
+        requests = [replace(request, plan=plan) for request in REQUESTS[:3]]
+        streams = [session.generate(request.text, request.options()) for request in requests]
+        messages = [message_of(stream.result) for stream in streams]
+        for request, stream, message in zip(requests, streams, messages, strict=True):
+            if message is not None:
+                assert "there is no memory" in message and "--max-batch-size" in message
+            assert stream.finish_reason == ("length" if message is None else "error")
+            plain.assert_same(request, stream.token_ids, whole=message is None)
+        assert any(messages) == fuse.blown, n
         fuse.at = 0
-        assert_serves(session, alone)
+        assert_serves(session, plain)
         if not fuse.blown:
             return
     raise AssertionError
 
 
 def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
-    tiny_bundle: Path, alone: Alone, monkeypatch
+    tiny_bundle: Path, plain: PlainDecoder, monkeypatch
 ):
     fuse = Fuse(out_of_memory(1 << 20))
     session = session_of(FaultyBackend(tiny_bundle, slots=1, memory=FaultyMemory(fuse)))
-    store, failed = runner_of(session)._store, []
+    store, failures = runner_of(session)._store, []
     assert store
     save = store.save
 
@@ -94,44 +103,51 @@ def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
         fuse.at, fuse.blown = fuse.calls + 1, False
         save(slot, tokens, salt)
         fuse.at = 0
-        failed.append(fuse.blown)
+        failures.append(fuse.blown)
 
     monkeypatch.setattr(store, "save", save_without_memory)
-    for asked in (Asked(TEXTS[4], SEEDED, 6, plan="two-pass"), *REQUESTS):
-        alone.assert_same(asked, session.generate(asked.text, asked.options()).result().token_ids)
+    for request in (MixedRequest(TEXTS[4], SEEDED, 6, plan="two-pass"), *REQUESTS):
+        stream = session.generate(request.text, request.options())
+        plain.assert_same(request, stream.result().token_ids)
     assert store.used == 0
-    assert any(failed)
-    assert_serves(session, alone)
+    assert any(failures)
+    assert_serves(session, plain)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_every_run_of_a_graph_may_fail(tiny_bundle: Path, alone: Alone, moment: str, late: bool):
+def test_every_run_of_a_graph_may_fail(
+    tiny_bundle: Path, plain: PlainDecoder, moment: str, late: bool
+):
+    """Call n of the method `moment` fails, before it works or after (`late`), for n from 1 until
+    the requests need fewer calls."""
     for n in itertools.count(1):
         backend = FaultyBackend(tiny_bundle)
         session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
         backend.fuses[moment], backend.late = fuse, late
         runner, scheduler = runner_of(session), session._worker._scheduler
-        prompts = [session.encode(asked.text) for asked in REQUESTS]
-        requests = [session.request(p, a.options()) for p, a in zip(prompts, REQUESTS, strict=True)]
-        sequences = [SequenceState(request) for request in requests]
+        sequences = [
+            SequenceState(session.request(session.encode(request.text), request.options()))
+            for request in REQUESTS
+        ]
         for sequence in sequences:
             scheduler.add(sequence)
         failed: list[SequenceState] = []
         while not scheduler.idle:
-            blown, running = fuse.blown, [s for s in sequences if s.finished is None]
+            was_blown, unfinished = fuse.blown, [s for s in sequences if s.finished is None]
             scheduler.step()
-            new = [s for s in running if s.finished is not None and s.finished.reason == "error"]
-            assert bool(new) == (fuse.blown and not blown)
-            assert len(new) <= (1 if moment == "prefill" else len(runner.slots))
-            failed += new
-        for asked, sequence in zip(REQUESTS, sequences, strict=True):
+            finished = [s for s in unfinished if s.finished is not None]
+            failed_now = [s for s in finished if s.finished.reason == "error"]
+            assert bool(failed_now) == (fuse.blown and not was_blown)
+            assert len(failed_now) <= (1 if moment == "prefill" else len(runner.slots))
+            failed += failed_now
+        for request, sequence in zip(REQUESTS, sequences, strict=True):
             tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
-            alone.assert_same(asked, tokens, whole=sequence not in failed)
-            assert sequence in failed or len(tokens) == asked.tokens
+            plain.assert_same(request, tokens, whole=sequence not in failed)
+            assert sequence in failed or len(tokens) == request.tokens
         fuse.at = 0
-        assert_serves(session, alone)
+        assert_serves(session, plain)
         if not fuse.blown:
             assert n > 4 and not failed
             return
@@ -139,64 +155,64 @@ def test_every_run_of_a_graph_may_fail(tiny_bundle: Path, alone: Alone, moment: 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_pass_is_recorded_for_all_of_its_slots_or_for_none(
-    tiny_bundle: Path, alone: Alone, number: int, monkeypatch
+    tiny_bundle: Path, plain: PlainDecoder, number: int, monkeypatch
 ):
-    """If the results of one sequence (`number`) cannot be read, the host's record is as before, so
-    that the pass can be repeated and no text changes."""
+    """Every pass is run twice. The first time, the results of sequence `number` of the batch cannot
+    be read; the host's record must then be as before, so that no text changes."""
     session = session_of(FaultyBackend(tiny_bundle, slots=3))
-    runner, counted, logprobs = runner_of(session), [], runner_module._logprobs
+    runner, batch_sizes, logprobs = runner_of(session), [], runner_module._logprobs
     run, fuse = runner.run, Fuse(RuntimeError("not to be read"))
 
-    def logprobs_unless_blown(*given):
+    def logprobs_with_fuse(*arguments):  # called once for each sequence of a pass
         fuse.count()
-        return logprobs(*given)
+        return logprobs(*arguments)
 
-    def run_again(plan, drafts):
+    def run_twice(plan, drafts):
         before = [(slot.cached, slot in runner.decoding) for slot in runner.slots]
         fuse.at = fuse.calls + 1 + min(number, len(runner.decoding) - 1)
         with pytest.raises(RuntimeError, match="not to be read"):
             run(plan, drafts)
         assert [(slot.cached, slot in runner.decoding) for slot in runner.slots] == before
-        counted.append(len(runner.decoding))
+        batch_sizes.append(len(runner.decoding))
         return run(plan, drafts)
 
-    asked = [Asked(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in TEXTS[1:4]]
-    for one in asked:
-        alone.tokens(one)  # Decoded later, it would count the fuse's calls, too.
-    monkeypatch.setattr(runner_module, "_logprobs", logprobs_unless_blown)
-    monkeypatch.setattr(runner, "run", run_again)
+    requests = [MixedRequest(text, SEEDED, 8, plan="two-pass", logprobs=1) for text in TEXTS[1:4]]
+    for request in requests:
+        plain.tokens(request)  # decoded now, since the fuse would count its calls
+    monkeypatch.setattr(runner_module, "_logprobs", logprobs_with_fuse)
+    monkeypatch.setattr(runner, "run", run_twice)
     streams = session._worker.call(
-        lambda: [session.generate(one.text, one.options()) for one in asked]
+        lambda: [session.generate(request.text, request.options()) for request in requests]
     )
-    for one, stream in zip(asked, streams, strict=True):
-        alone.assert_same(one, stream.result().token_ids)
-    assert counted.count(3) > 2
+    for request, stream in zip(requests, streams, strict=True):
+        plain.assert_same(request, stream.result().token_ids)
+    assert batch_sizes.count(3) > 2
 
 
 @pytest.mark.parametrize("requests", [1, 2])
 def test_a_failure_after_a_pass_was_recorded_ends_its_requests(
-    tiny_bundle: Path, alone: Alone, requests: int, monkeypatch
+    tiny_bundle: Path, plain: PlainDecoder, requests: int, monkeypatch
 ):
-    """Their tokens were not written yet, so they neither decode nor read a prompt."""
+    """The failure comes before the pass's tokens are written, so the requests cannot go on."""
     session = session_of(FaultyBackend(tiny_bundle))
     observe, fuse = scheduler_module._observe, Fuse(RuntimeError("odd"), 3)
 
-    def observe_unless_blown(*given):
+    def observe_with_fuse(*arguments):
         fuse.count()
-        observe(*given)
+        observe(*arguments)
 
-    monkeypatch.setattr(scheduler_module, "_observe", observe_unless_blown)
+    monkeypatch.setattr(scheduler_module, "_observe", observe_with_fuse)
     options = GenerateOptions(50, ignore_eos=True)
-    streams = [session.generate(NEXT.text, options) for _ in range(requests)]
+    streams = [session.generate(LATER.text, options) for _ in range(requests)]
     for stream in streams:
         with pytest.raises(RuntimeError, match="odd"):
             stream.result(timeout=30)
         assert stream.finish_reason == "error"
-    assert_serves(session, alone)
+    assert_serves(session, plain)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exception):
+def test_reading_a_failed_request_raises_its_error_each_time(tiny_bundle: Path, error: Exception):
     backend = FaultyBackend(tiny_bundle)
     backend.fuses["run_trunk"] = Fuse(error, 3)
     session = session_of(backend)
@@ -211,10 +227,10 @@ def test_a_failed_request_raises_where_it_is_read(tiny_bundle: Path, error: Exce
 
 
 def test_a_text_that_cannot_be_decoded_fails_one_request(
-    tiny_bundle: Path, alone: Alone, monkeypatch
+    tiny_bundle: Path, plain: PlainDecoder, monkeypatch
 ):
     session = load(tiny_bundle, "cpu", threads=1, max_batch_size=2)
-    streams = [session.generate(asked.text, asked.options()) for asked in (NEXT, NEXT)]
+    streams = [session.generate(LATER.text, LATER.options()) for _ in range(2)]
     reader, calls = streams[0]._sequence.text_reader, itertools.count(1)
 
     def read(token: int):
@@ -224,22 +240,22 @@ def test_a_text_that_cannot_be_decoded_fails_one_request(
 
     monkeypatch.setattr(reader, "read", read)
     assert message_of(streams[0].result) == "no such token"
-    alone.assert_same(NEXT, streams[1].result().token_ids)
-    assert_serves(session, alone)
+    plain.assert_same(LATER, streams[1].result().token_ids)
+    assert_serves(session, plain)
 
 
 def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path):
-    session, go = reciting_session(tiny_bundle), threading.Event()
+    session, released = reciting_session(tiny_bundle), threading.Event()
     run = session.backend.run
 
-    def held(kind):
-        assert go.wait(20)
+    def run_when_released(kind):
+        assert released.wait(20)
         return run(kind)
 
-    session.backend.run = held  # type: ignore[method-assign]
+    session.backend.run = run_when_released  # type: ignore[method-assign]
     stream = session.generate_ids([5], GenerateOptions(12, plan="two-pass", ignore_eos=True))
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    # In a shell's background jobs SIGINT is ignored.
+    # A shell lets its background jobs ignore SIGINT, and pytest may be one.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         timer.start()
@@ -248,38 +264,39 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
-    go.set()
+    released.set()
     assert stream.result().token_ids == [words(position) for position in range(1, 13)]
     again = session.generate_ids([5, 6], GenerateOptions(3, plan="ar")).result()
     assert again.token_ids == [words(2), words(3), words(4)]
 
 
-@pytest.mark.parametrize("goes_on", [False, True], ids=["close", "go-on"])
-@pytest.mark.parametrize("launched", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_used_again", [False, True], ids=["closed", "used-again"])
+@pytest.mark.parametrize("has_started", [False, True], ids=["before", "after"])
 def test_an_interrupt_while_the_thread_starts_leaves_the_session_usable(
-    tiny_bundle: Path, monkeypatch, launched: bool, goes_on: bool
+    tiny_bundle: Path, monkeypatch, has_started: bool, is_used_again: bool
 ):
     """Ctrl-C comes just before or just after the session's thread begins to run."""
     start = threading.Thread.start
 
-    def interrupted(thread: threading.Thread) -> None:
+    def start_and_interrupt(thread: threading.Thread) -> None:
         if thread.name != "pass-decode":
             return start(thread)
         monkeypatch.setattr(threading.Thread, "start", start)
-        if launched:
+        if has_started:
             start(thread)
         raise KeyboardInterrupt
 
     options = GenerateOptions(3, plan="ar", ignore_eos=True)
     with load(tiny_bundle, "cpu", threads=1) as session:
-        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.generate("a", options)
-        if goes_on:
+        if is_used_again:
             assert len(session.generate("a", options).result().token_ids) == 3
 
 
 def test_a_cache_that_cannot_grow_stays_as_it_was(tiny_bundle: Path):
+    """Keys and values of each layer are allocated one after another; allocation n fails."""
     manifest = read_manifest(tiny_bundle)
     for n in range(1, 2 * manifest.model.layers + 1):
         fuse = Fuse(out_of_memory(5))
@@ -287,19 +304,19 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(tiny_bundle: Path):
         cache = KVCache(memory, manifest, 3)
         cache.resize(8, [0, 0, 0])
         size = 3 * manifest.model.kv_heads * 8 * cache.entry_bytes
-        places, random = list(cache.addresses()), np.random.default_rng(n)
-        contents = random.integers(0, 255, (len(places), size), np.uint8)
-        for (_, address), content in zip(places, contents, strict=True):
+        addresses, random = list(cache.addresses()), np.random.default_rng(n)
+        contents = random.integers(0, 255, (len(addresses), size), np.uint8)
+        for (_, address), content in zip(addresses, contents, strict=True):
             memory.upload(address, content)
         fuse.at = fuse.calls + n
         with pytest.raises(PassError):
             cache.resize(16, [8, 3, 0])
-        assert (cache.capacity, list(cache.addresses())) == (8, places)
-        assert len(memory._blocks) == len(places)
-        for (_, address), content in zip(places, contents, strict=True):
-            found = np.empty_like(content)
-            memory.download(found, address)
-            assert (found == content).all()
+        assert (cache.capacity, list(cache.addresses())) == (8, addresses)
+        assert len(memory._blocks) == len(addresses)
+        for (_, address), content in zip(addresses, contents, strict=True):
+            downloaded = np.empty_like(content)
+            memory.download(downloaded, address)
+            assert (downloaded == content).all()
 
 
 def test_the_error_for_too_little_memory_says_what_to_do():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from handed_on import Calls, StandIn
+from recorded_arguments import Calls, StandIn
 
 from pass_runtime import Constraint, GenerateOptions, LoadOptions, SamplingParams, load
 from pass_runtime.options import DEFAULT_MAX_QUEUE
@@ -67,7 +67,7 @@ def opened_with(bundle, *options, **named):
         calls.replace("pass_runtime.session.open_backend", StandIn(calls))
         calls.replace("pass_runtime.session.Session", StandIn(calls))
         load(bundle, *options, **named)
-        return calls.found
+        return calls.arguments
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(LoadOptions)])

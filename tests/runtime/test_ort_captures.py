@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from engine_sessions import SAMPLINGS, Asked, cpu_session, submit_together
+from engine_sessions import SAMPLINGS, PromptAndOptions, cpu_session, submit_together
 from fake_cuda import FakeCuda
 from fake_ort_cuda import FakeCaptures
 from tokenizers import Tokenizer
@@ -24,7 +24,7 @@ from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
 PLANS = ("ar", "two-pass", "fused")
-ASKED: list[Asked] = [
+ASKED: list[PromptAndOptions] = [
     (
         [5 + i, 6, 7],
         GenerateOptions(24, sampling, plan=plan, ignore_eos=True, logprobs=i % 2 or None),

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import Machine, steps, timed
+from machines import Machine, tiled, times_by_rows
 from reciting import assert_idle, reciting_session, runner_of
 
 from pass_runtime.backends.base import Capabilities, PassKind
@@ -180,7 +180,7 @@ def test_a_large_batch_with_one_timed_width_is_estimated_as_a_window(tiny_bundle
 
 
 def test_times_between_the_measured_ones():
-    times = timed({1: 1.0, 5: 2.0, 9: 4.0}, lambda rows: 0.45 + 0.05 * rows)
+    times = times_by_rows({1: 1.0, 5: 2.0, 9: 4.0}, lambda rows: 0.45 + 0.05 * rows)
     for shape, seconds in {(3, 1): 2.0, (9, 5): 4.7, (5, 5): 2.7, (1, 1): 1.5}.items():
         assert times.seconds(PassShape(*shape, 0)) == pytest.approx(seconds, rel=0.05)
     assert times.seconds(shape_of(fused_plan([1, 0]))) == pytest.approx(
@@ -219,7 +219,7 @@ def test_passes_that_draft_have_costs_of_their_own():
 @pytest.mark.parametrize("tile", [8, 16])
 def test_windows_that_fill_tiles_are_timed(tile):
     """One row more takes another tile, so that interpolation would be too high there."""
-    machine = Machine(steps(1.0, tile, 0.5))
+    machine = Machine(tiled(1.0, tile, 0.5))
     times = machine.times()
     for plan in (fused_plan([2, 2, 1]), fused_plan([3] * 4)):
         assert plan.width % 8 == 0
@@ -242,7 +242,7 @@ def test_figures_that_cpp_has_too():
 
 
 COSTS = st.builds(
-    lambda row, tile, **more: Machine(steps(1.0, tile, row), **more),
+    lambda row, tile, **more: Machine(tiled(1.0, tile, row), **more),
     st.floats(0.0, 0.6),
     st.sampled_from([1, 1, 4, 8]),
     adapter=st.floats(0.0, 0.5),
@@ -266,7 +266,7 @@ quickly = settings(derandomize=True, deadline=None, max_examples=30)
 @given(machine=COSTS, seed=st.integers(0, 99))
 def test_more_rows_are_never_expected_to_be_quicker(machine, seed):
     """Even if the timed passes vary much, or wider ones were quicker."""
-    falling = timed({1: 3.0, 5: 2.0})
+    falling = times_by_rows({1: 3.0, 5: 2.0})
     assert falling.seconds(PassShape(9, 9, 0)) >= falling.seconds(PassShape(1, 1, 0))
     times = replace(machine, pauses=0.2).times(chance=random.Random(seed))
     for sampled, drafts in ((1, 0), (1, 4), (3, 2)):

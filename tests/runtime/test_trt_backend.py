@@ -18,8 +18,8 @@ from engine_sessions import (
     Gpu,
     assert_cpu_writes,
     cpu_session,
+    run_prompt,
     submit_together,
-    tokens,
     with_engines,
 )
 from fake_cuda import cuda_without_gpu
@@ -53,19 +53,19 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
 def test_every_plan_writes_what_the_cpu_writes(
     session: Session, engine_bundle: Path, sampling: SamplingParams
 ):
-    expected = tokens(cpu_session(engine_bundle), sampling).token_ids
+    expected = run_prompt(cpu_session(engine_bundle), sampling).token_ids
     for plan in ("ar", "two-pass", "fused", "auto"):
-        assert tokens(session, sampling, plan).token_ids == expected, plan
+        assert run_prompt(session, sampling, plan).token_ids == expected, plan
     for draft in ("ngram", "both"):
-        assert tokens(session, sampling, "fused", draft=draft).token_ids == expected, draft
+        assert run_prompt(session, sampling, "fused", draft=draft).token_ids == expected, draft
 
 
 def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkeypatch):
     bundle = with_engines(random_bundle, tmp_path, 2)
     with Gpu(bundle, monkeypatch).open() as session:
-        expected = tokens(cpu_session(bundle), SAMPLINGS[1]).token_ids
+        expected = run_prompt(cpu_session(bundle), SAMPLINGS[1]).token_ids
         for plan in ("ar", "two-pass", "fused"):
-            assert tokens(session, SAMPLINGS[1], plan).token_ids == expected, plan
+            assert run_prompt(session, SAMPLINGS[1], plan).token_ids == expected, plan
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_trees_write_what_the_cpu_writes(subset_bundle: Path, tmp_path: Path, mo
     with gpu.open(max_batch_size=2) as session, load(subset_bundle, "cpu", threads=1) as on_cpu:
         for plan in ("tree-3", "tree-5", "tree-8", "tree-16"):
             for sampling in SAMPLINGS:
-                expected = tokens(on_cpu, sampling, "ar", 100)
-                found = tokens(session, sampling, plan, 100)
+                expected = run_prompt(on_cpu, sampling, "ar", 100)
+                found = run_prompt(session, sampling, plan, 100)
                 assert found.token_ids == expected.token_ids, plan
         options = GenerateOptions(30, plan="tree-8", ignore_eos=True)
         asked = [(PROMPT[i:], replace(options, logprobs=2 if i else None)) for i in range(3)]
@@ -93,16 +93,16 @@ def test_trees_write_what_the_cpu_writes(subset_bundle: Path, tmp_path: Path, mo
         with pytest.raises(PassError, match="run only look-ahead 4 without group sizes"):
             session.generate_ids(PROMPT, GenerateOptions(plan="tree:2,1,0,0"))
     assert moved
-    gpu.assert_empty()
+    gpu.assert_all_freed()
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     compared = " ".join(comparison.plan for comparison in compare_engines(gpu.bundle, "tensorrt"))
     assert compared == "ar draft-4 verify-4 fused-4 tree-3 tree-5 tree-8 tree-16"
 
 
 def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
-    tokens(session, plan="two-pass")
+    run_prompt(session, plan="two-pass")
     captures, launches, mallocs = gpu.cuda.captures, gpu.cuda.launches, gpu.cuda.mallocs
-    passes = tokens(session, plan="two-pass").stats.passes
+    passes = run_prompt(session, plan="two-pass").stats.passes
     assert gpu.cuda.captures == captures == 3  # a draft, a verify and a prefill pass
     assert gpu.cuda.launches - launches >= passes
     assert gpu.cuda.mallocs == mallocs
@@ -152,7 +152,7 @@ def test_shapes_that_are_bound_already_are_not_set_again(session: Session, gpu: 
 def test_logprobs_are_those_of_the_cpu(session: Session, engine_bundle: Path):
     for plan in ("ar", "two-pass", "fused"):
         found, expected = (
-            tokens(one, SAMPLINGS[1], plan, logprobs=3)
+            run_prompt(one, SAMPLINGS[1], plan, logprobs=3)
             for one in (session, cpu_session(engine_bundle))
         )
         assert found.token_ids == expected.token_ids
@@ -201,7 +201,7 @@ def test_growing_reads_more_columns_of_the_same_cache(
     long = [2 + i % 300 for i in range(480)]
     options = GenerateOptions(100, plan="fused", ignore_eos=True)
     expected = run_tokens(cpu_session(engine_bundle), long, options).token_ids
-    tokens(session, plan="fused")
+    run_prompt(session, plan="fused")
     used = gpu.cuda.used
     assert run_tokens(session, long, options).token_ids == expected
     assert session.backend.capacity == CAPACITY
@@ -222,19 +222,19 @@ def test_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Pat
 def test_plans_without_engines_are_refused_before_anything_runs(session: Session, options):
     message = "only look-ahead 8 without group sizes; use --plan fused, --lookahead 8 or 0"
     with pytest.raises(PassError, match=message):
-        tokens(session, **options)
+        run_prompt(session, **options)
     with pytest.raises(PassError, match="no tree-3 here"):
-        tokens(session, plan="tree-3")
-    assert tokens(session, plan="fused", lookahead=0).stats.tau == 1
+        run_prompt(session, plan="tree-3")
+    assert run_prompt(session, plan="fused", lookahead=0).stats.tau == 1
 
 
 def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
-    expected = tokens(session, SAMPLINGS[1]).token_ids
+    expected = run_prompt(session, SAMPLINGS[1]).token_ids
     options = GenerateOptions(40, SAMPLINGS[2], plan="fused", ignore_eos=True)
     stream = iter(session.generate_ids([5, 6, 7], options))
     next(stream)
     del stream
-    assert tokens(session, SAMPLINGS[1], "two-pass").token_ids == expected
+    assert run_prompt(session, SAMPLINGS[1], "two-pass").token_ids == expected
 
 
 def changed(manifest: Manifest, **changes: object) -> Manifest:
@@ -335,7 +335,7 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
     difference = rf"trunk.* and the manifest differ in the shape of {name}: .+ and .+"
     with pytest.raises(PassError, match=rf"{difference}; build it again with pass-export build$"):
         gpu.open()
-    gpu.assert_empty()
+    gpu.assert_all_freed()
 
 
 def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu):
@@ -390,7 +390,7 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
     cpu = load(bundle, "cpu")
     with load(bundle, library) as session:
         for sampling in SAMPLINGS:
-            expected = tokens(cpu, sampling).token_ids
+            expected = run_prompt(cpu, sampling).token_ids
             for plan in ("ar", "two-pass", "fused", "auto"):
                 options = GenerateOptions(40, sampling, plan=plan, ignore_eos=True)
                 written = run_tokens(session, PROMPT, options).token_ids
@@ -404,10 +404,10 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
         for one, stream in zip(asked, submit_together(session, asked), strict=True):
             assert_cpu_writes(bundle, one, stream.result().token_ids)
     with load(bundle, library) as session:
-        tokens(session, count=4)
+        run_prompt(session, count=4)
         free = find_device().free
         for _ in range(1000):
-            tokens(session, count=4)
+            run_prompt(session, count=4)
         assert abs(find_device().free - free) < 1 << 20
     assert (bundle / FILE_NAME).is_file()
 

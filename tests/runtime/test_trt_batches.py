@@ -10,8 +10,8 @@ import pytest
 from engine_sessions import (
     PROMPT,
     SAMPLINGS,
-    Asked,
     Gpu,
+    PromptAndOptions,
     assert_cpu_writes,
     submit_together,
     with_engines,
@@ -30,7 +30,7 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
     return with_engines(adapter_bundle, tmp_path_factory.mktemp("batches"), request.param, SLOTS)
 
 
-def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[Asked]:
+def requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[PromptAndOptions]:
     """Prompts of other lengths, texts of other lengths, and every way to sample."""
     return [
         (
@@ -70,7 +70,7 @@ def test_requests_side_by_side(gpu: Gpu, slots: int, plans: tuple[str, ...]):
     assert max(batches) == slots
     for one, ids in zip(asked, written, strict=True):
         assert_cpu_writes(gpu.bundle, one, ids)
-    gpu.assert_empty()
+    gpu.assert_all_freed()
 
 
 def test_drafts_from_the_text_and_logprobs_side_by_side(gpu: Gpu):

@@ -13,8 +13,8 @@ from engine_sessions import (
     SAMPLINGS,
     Gpu,
     assert_cpu_writes,
+    run_prompt,
     submit_together,
-    tokens,
     with_engines,
 )
 from fake_cuda import FakeCuda
@@ -62,13 +62,13 @@ def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch):
 
     monkeypatch.setattr(FakeContext, "set_device_memory", record)
     with gpu.open(max_batch_size=SLOTS) as session:
-        tokens(session, plan="two-pass")
+        run_prompt(session, plan="two-pass")
         assert len(given) > 3 and len(set(given)) == 1
         gpu.trt.scratch = 1 << 16
-        tokens(session, SAMPLINGS[1], plan="two-pass")
+        run_prompt(session, SAMPLINGS[1], plan="two-pass")
         assert len(set(given)) == 2
-        tokens(session, plan="two-pass")
-    gpu.assert_empty()
+        run_prompt(session, plan="two-pass")
+    gpu.assert_all_freed()
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
         names = {message.split(" runs without")[0] for message in logged}
         assert names == set(session.backend.uncaptured)
         gpu.cuda.fail_capture = ""
-        tokens(session, plan="two-pass", logprobs=1)  # a pass with logprobs is new
+        run_prompt(session, plan="two-pass", logprobs=1)  # a pass with logprobs is new
         assert gpu.cuda.captures > 0
-    gpu.assert_empty()
+    gpu.assert_all_freed()
 
 
 def test_a_device_error_in_a_capture_closes_the_session(gpu: Gpu, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_device_error_in_a_capture_closes_the_session(gpu: Gpu, monkeypatch):
     session = gpu.open(max_batch_size=SLOTS)
     lost = r"CUDA error 719, cudaErrorLaunchFailure, cudaStreamBeginCapture\); restart the process$"
     with pytest.raises(PassError, match=lost):
-        tokens(session)
+        run_prompt(session)
     assert session.closed
 
 
@@ -125,7 +125,7 @@ def test_the_librarys_own_messages_are_logged(gpu: Gpu, caplog):
             pytest.raises(PassError, match=expected) as raised,
             gpu.open(max_batch_size=SLOTS) as session,
         ):
-            tokens(session)
+            run_prompt(session)
         assert "\n" not in str(raised.value)
         levels = {
             record.levelno: record.message
@@ -143,14 +143,14 @@ def test_a_failure_that_the_library_does_not_log_names_cudas_error(gpu: Gpu, mon
         return False
 
     with gpu.open() as session:
-        expected = tokens(session).token_ids
+        expected = run_prompt(session).token_ids
         with (
             monkeypatch.context() as patch,
             pytest.raises(PassError, match=r"\(execute_async_v3: CUDA error 2 \("),
         ):
             patch.setattr(FakeContext, "execute_async_v3", fail)
-            tokens(session, SAMPLINGS[1])
-        assert tokens(session).token_ids == expected
+            run_prompt(session, SAMPLINGS[1])
+        assert run_prompt(session).token_ids == expected
 
 
 def test_cudas_last_error_is_reset_after_a_failure(gpu: Gpu):
@@ -233,7 +233,7 @@ class TestRuntimeCache:
         """How many kernels a new session compiles."""
         gpu.trt.compiled = 0
         with gpu.open() as session:
-            tokens(session, plan="two-pass")
+            run_prompt(session, plan="two-pass")
         return gpu.trt.compiled
 
     def test_the_next_process_compiles_nothing(self, gpu: Gpu, path: Path):
@@ -261,10 +261,10 @@ class TestRuntimeCache:
             FakeRuntimeCache, "serialize", lambda _: pytest.fail("asked for in a lost process")
         )
         session = gpu.open()
-        tokens(session)
+        run_prompt(session)
         gpu.cuda.sticky_error = 700
         with pytest.raises(PassError, match="works no more"):
-            tokens(session)
+            run_prompt(session)
         session.close()
 
     def test_a_stream_that_it_calls_uncapturable_is_not_captured(

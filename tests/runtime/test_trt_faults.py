@@ -18,7 +18,7 @@ from engine_sessions import (
     Gpu,
     count_failures,
     cpu_session,
-    tokens,
+    run_prompt,
     with_engines,
 )
 from fake_tensorrt import FakeContext
@@ -54,23 +54,23 @@ def expected(engine_bundle: Path) -> list[list[int]]:
 @pytest.mark.parametrize("closed", [True, False], ids=["closed twice", "forgotten"])
 def test_a_session_frees_everything_at_its_end(gpu: Gpu, closed: bool):
     session = gpu.open()
-    tokens(session, plan="fused")
+    run_prompt(session, plan="fused")
     if closed:
         session.close()
         session.close()
     else:
         del session
         gc.collect()
-    gpu.assert_empty()
+    gpu.assert_all_freed()
 
 
 def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch):
     gpu = Gpu(engine_bundle, monkeypatch, limit=100_000)
     session = gpu.open()
     with pytest.raises(PassError, match=r"GPU has no .* MiB left .*--max-seq-len"):
-        tokens(session)
+        run_prompt(session)
     session.close()
-    gpu.assert_empty()
+    gpu.assert_all_freed()
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]], caplog):
             gpu.trt.fail_run = 0
             eager.append(sum("runs without a CUDA graph" in line for line in caplog.messages))
             assert count_failures(session, ASKED, expected, "") == 0
-        gpu.assert_empty()
+        gpu.assert_all_freed()
         if not reached:
             break
     assert not failures.pop() and not eager.pop()  # the last time, all succeeded
@@ -106,14 +106,14 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
             session = gpu.open(max_batch_size=SLOTS)
         except PassError as error:
             assert "MiB left" in str(error)
-            gpu.assert_empty()  # although the error refers to the half-open backend
+            gpu.assert_all_freed()  # although the error refers to the half-open backend
             refused += 1
             continue
         with session:
             failures = count_failures(session, ASKED, expected, "MiB left")
             gpu.cuda.fail_malloc = 0
             assert count_failures(session, ASKED, expected, "") == 0
-        gpu.assert_empty()
+        gpu.assert_all_freed()
         if not failures:
             break
         failed += 1
@@ -173,11 +173,11 @@ def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu)
 @pytest.mark.slow
 def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
     kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
-    first = [tokens(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
+    first = [run_prompt(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
     before = gpu.counts()
     for number in range(1000):
         at = number % len(kinds)
-        assert tokens(session, *kinds[at], count=4).token_ids == first[at]
+        assert run_prompt(session, *kinds[at], count=4).token_ids == first[at]
     assert gpu.counts() == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from handed_on import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
+from recorded_arguments import ANYTHING_ELSE, Calls, Case, StandIn, changes, option_names
 from server_cases import SERVER_CASES
 
 from pass_server.flags import server_options

@@ -7,13 +7,13 @@ import json
 import httpx
 import openai
 import pytest
-from changed_pass_run import pass_run_after
+from changed_pass_run import pass_run_with_hook
 from running import Server, error
 
 
 def failing_pass_run(marker: object) -> list[str]:
     """Return a pass-run whose passes take 20 ms, and fail while the file `marker` exists."""
-    return pass_run_after(
+    return pass_run_with_hook(
         "time.sleep(0.02)",
         f"if Path({str(marker)!r}).exists():",
         "    raise RuntimeError('the device is on fire')",
