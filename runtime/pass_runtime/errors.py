@@ -1,4 +1,4 @@
-"""PassError, which commands report in one line with exit status 2."""
+"""Defines `PassError`, which commands report in one line, with exit status 2."""
 
 
 class PassError(Exception):
@@ -6,4 +6,4 @@ class PassError(Exception):
 
 
 FORKED = "this session was opened before the process was forked; load the bundle in this process"
-"""The message of the error in a forked process, which has none of the session's threads."""
+"""The message of errors in a forked process, which has none of the session's threads."""

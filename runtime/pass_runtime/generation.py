@@ -35,7 +35,7 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
-        """session: kept only so that it is not closed as garbage while the stream is in use."""
+        """session: kept so that it is not garbage-collected, which closes it, before the stream."""
         self._sequence, self._session = sequence, session
         self._end: End | None = None
         self._read_to_end = False
@@ -45,8 +45,8 @@ class Stream(Generic[T]):
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
-        # The request is cancelled if nobody has this stream any more. At exit the session ends all
-        # requests.
+        # Cancel the request when this stream is garbage-collected. At exit that is not needed: the
+        # session ends all requests.
         weakref.finalize(self, setattr, sequence, "cancelled", True).atexit = False
 
     @property
@@ -82,7 +82,7 @@ class Stream(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, whether or not its pieces were read."""
+        """Whether the request has ended, even if some of its pieces were not read yet."""
         return self._sequence.finished is not None
 
     def cancel(self) -> None:
@@ -209,10 +209,8 @@ class Stream(Generic[T]):
 
 
 class Generation(Stream[Piece]):
-    """The stream of a request with text: loops yield a `Piece` for each pass.
-
-    `text` lacks special tokens, and the bytes of a character that was never completed. The tokens
-    of both are in `token_ids`.
+    """The stream of a request with text: loops yield a `Piece` for each pass. `text` lacks special
+    tokens, and the bytes of a character that was never completed, whose tokens are in `token_ids`.
     """
 
     def _item(self, piece: Piece) -> Piece:
@@ -228,10 +226,8 @@ class TokenStream(Stream[list[int]]):
 
 async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
     """Yield what the streams yield, as it comes, in pairs (index of the stream, item). The pair
-    (index, None) says that a stream has ended.
-
-    Raises the error of any request that fails, mostly a PassError.
-    """
+    (index, None) says that a stream has ended. Raises the error of a request that fails, mostly a
+    PassError."""
     for stream in streams:
         aiter(stream)  # raises for a stream that was read to its end
     with _reading(streams):  # A reader that waits now would not be woken by the new signal.

@@ -157,15 +157,15 @@ def _total_bytes(texts: Collection[str]) -> int:
 @dataclass(frozen=True)
 class LoadOptions(Options):
     """How a bundle is loaded: the table from which the flags of commands and the parameters of
-    Triton's models are made.
+    Triton's models are made. If a flag sets a field to False, the help is that of the flag.
 
     device: cpu or cuda (ONNX Runtime), tensorrt or tensorrt-rtx (the bundle's engines), or auto:
     the bundle's engines if they fit this machine, else cuda if ONNX Runtime and the machine have
     CUDA, else cpu. "cuda:1" is the second GPU.
     max_batch_size: the most sequences that decode together. max_queue: the most sequences that may
-    wait. capacity: the KV capacity in tokens, which bounds the length of a sequence. weight_cache:
-    on the CPU, keep the packed weights of ONNX Runtime in the user's cache directory, and
-    memory-map them from there.
+    wait. capacity: the KV capacity in tokens, which bounds the length of a sequence; a multiple of
+    4, as TensorRT needs. weight_cache: on the CPU, keep the packed weights of ONNX Runtime in the
+    user's cache directory, and memory-map them from there.
     logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints,
     biases and penalties (as vLLM's raw_logprobs and processed_logprobs); both before temperature
     and truncation.

@@ -104,7 +104,7 @@ class Session:
             return ids
         model = self.manifest.model
         start = model.bos_token_id
-        if start is None:  # Some models separate texts by an end token alone.
+        if start is None:  # In some models an end token alone separates texts.
             start = next(iter(model.eos_token_ids), None)
         if start is None:
             raise PassError(
@@ -173,7 +173,7 @@ class Session:
         Raises what `generate` raises, and then starts no continuation.
         """
         ids = self.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        # A new tuple, because sequences with the same tuple object share the K/V of their prompt.
+        # Sequences share the K/V of a prompt if it is the same tuple object: copy a caller's tuple.
         ids = (*ids,)
         return self.begin([self.request(ids, options) for options in choices])
 
@@ -251,10 +251,10 @@ class Session:
 
     def warm_up(self, *samplings: SamplingParams) -> None:
         """Time the passes that `auto` needs, for every batch size and the samplers of `samplings`
-        (default: greedy and sampled), so that the first requests need not wait for that; put it off
-        if running requests fill the KV cache. On engines whose captured CUDA graphs stay valid
-        (`Capabilities.keeps_graphs`), also capture passes for every batch size and KV capacity,
-        unless requests are running."""
+        (default: greedy and sampled), so that the first requests need not wait for that. Passes are
+        timed later if running requests fill the KV cache. On engines whose captured CUDA graphs
+        stay valid (`Capabilities.keeps_graphs`), also capture passes for every batch size and KV
+        capacity, unless requests are running."""
         capabilities = self.backend.capabilities
         samplers = [
             each.sampler for each in samplings or (SamplingParams(0.0), SamplingParams(1.0))
@@ -284,7 +284,7 @@ class Session:
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:
-    """Return the token ids `prompt` as a tuple of ints, the same object if it is one already.
+    """Return the token ids `prompt` as a tuple of ints; a tuple of ints is returned as it is.
     Raises PassError for anything else."""
     return as_whole_numbers("the prompt's token ids", prompt)
 

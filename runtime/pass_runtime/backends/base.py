@@ -228,7 +228,7 @@ class Backend(ABC):
         memory: Memory,
         spare_entries: int = 0,
     ) -> None:
-        """spare_entries: how many cache entries after the window padding may overwrite."""
+        """spare_entries: how many cache entries after a window its padding may overwrite."""
         self.bundle = bundle
         self.manifest = manifest
         self.capabilities = capabilities
@@ -239,7 +239,7 @@ class Backend(ABC):
             capabilities.padded_width,
             capabilities.trunk_width,
         )
-        # The padding of a pass that has fewer than `least_rows` rows is in the rows of more slots.
+        # A window that is padded to `least_rows` rows reaches into the buffer rows of later slots.
         rows = max(capabilities.slots, capabilities.least_rows)
         self.buffers = Buffers(memory, rows, self.bindings.transient)
         self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)

@@ -36,7 +36,7 @@ def activation_bytes(
     activations of one layer, as if no kernel were fused. rows: of a window. columns: cache entries
     that attention reads. logit_rows: rows of a window that get logits."""
     element_bytes = item_size(model.dtype)
-    # twice, in float32
+    # two copies in float32
     logits = 2 * 4 * batch * logit_rows * model.vocab_size
     # four tensors as wide as the hidden states, and three of the MLP, which is 4 times as wide
     layer = batch * rows * (4 * model.hidden_size + 3 * 4 * model.hidden_size) * element_bytes
@@ -288,7 +288,7 @@ class KVCache:
             yield name, address + offset
 
     def _pitch(self, capacity: int) -> int:
-        """Return the bytes of one head of one slot."""
+        """Return the bytes of one head of a slot in a tensor for `capacity` tokens."""
         return (capacity + self._spare) * self.entry_bytes
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
@@ -371,7 +371,7 @@ class NoiseRows:
 
     def __init__(self, buffers: Buffers, rule: Rule, slots: int, positions: int) -> None:
         self._buffers, self._positions = buffers, positions
-        self._streams = STREAMS if rule == "rejection" else STREAMS[:1]
+        self._streams = STREAMS if rule == "rejection" else STREAMS[:1]  # `match` reads the first
         self._seeds: list[int | None] = [None] * slots
         self._filled = [range(0)] * slots  # the positions that are filled in each slot's row
 

@@ -47,8 +47,8 @@ def _loop_of_period(tokens: Sequence[int], period: int) -> int | None:
     for i in range(period, len(tokens)):
         # how many tokens up to this one are equal to the token one period before them
         repeated = repeated + 1 if tokens[i] == tokens[i - period] else 0
-        times = END_LOOP_REPEATS if i == last else LOOP_REPEATS
-        if repeated + period >= max(times * period, MIN_LOOP_TOKENS):
+        min_repeats = END_LOOP_REPEATS if i == last else LOOP_REPEATS
+        if repeated + period >= max(min_repeats * period, MIN_LOOP_TOKENS):
             return i - repeated + 1
     return None
 

@@ -33,10 +33,8 @@ WARM_UP_PASSES, TIMED_PASSES = 2, 10
 def in_turns(
     calls: Mapping[Name, Callable[[], Result]], rounds: int
 ) -> Iterator[dict[Name, list[Result]]]:
-    """Run every call once in each round. After each round, yield the results of all rounds so far.
-
-    A round for warming up comes first; its results are left out.
-    """
+    """Run every call once in each round. The first round warms up and its results are left out;
+    after every other round, yield the results so far."""
     results: dict[Name, list[Result]] = {name: [] for name in calls}
     for round_number in range(1 + rounds):
         for name, call in calls.items():

@@ -54,8 +54,8 @@ class ConditionalAcceptance:
             self._pull(drafted, self.rates[drafted - 1], 1 / AVERAGED_PASSES)
 
     def forget(self) -> None:
-        """Move the rates a little towards the initial ones, because a pass verified none of these
-        drafts: so such drafts are tried again at some time."""
+        """Count a pass that verified none of these drafts: move the rates towards the initial ones,
+        8 times as slowly as `record` does, so that such drafts are tried again at some time."""
         for i, rate in enumerate(self._prior):
             self._pull(i, rate, 1 / (8 * AVERAGED_PASSES))
 
@@ -131,7 +131,7 @@ class PassTimes:
     ) -> None:
         """timed: seconds of trunk and tail by shape. other_sampler: the times for another sampler,
         None for the first one. The trunk does not depend on the sampler, so its functions are taken
-        from there, scaled by how slow the trunk is now, and `timed` needs few shapes."""
+        from `other_sampler`, and the slowness is how slow it is now: `timed` needs few shapes."""
         plain = {shape: seconds for shape, seconds in timed.items() if not shape.drafts}
         drafting = {shape: seconds for shape, seconds in timed.items() if shape.drafts}
         self.slowness = 1.0
@@ -163,6 +163,7 @@ class PassTimes:
             self.slowness = sum(trunk for trunk, _ in timed.values()) / sum(
                 map(self._trunk_seconds, timed)
             )
+        # `seconds` multiplies its estimate by the slowness: divide the timed seconds by it.
         self._tail = _line(
             {shape.sampled: tail / self.slowness for shape, (_, tail) in plain.items()}
         )
@@ -202,8 +203,9 @@ class PassTimes:
 def probe_plans(lookahead: int, batch: int = 1) -> list[Plan]:
     """Return the plans to time for a bundle whose look-ahead is `lookahead`: a few from the
     narrowest to the widest, because the times of the plans in between are nearly linear."""
-    many = lookahead > 5  # With many widths, one more plan in the middle replaces the 8-row tile.
-    lengths, tiles = ([1, 4, lookahead] if many else [1, lookahead]), TILE_GROUPS[many:]
+    lengths, tiles = [1, lookahead], [*TILE_GROUPS]
+    if lookahead > 5:  # With many widths, one more plan in the middle replaces the 8-row tile.
+        lengths, tiles = [1, 4, lookahead], tiles[1:]
     fused = [fused_plan([length] * (length + 1)) for length in range(1, lookahead + 1)]
     widest = [plan for plan in fused if plan.width * batch <= MAX_TIMED_ROWS][-1:]
     tile_plans = [fused_plan(groups) for groups in tiles if len(groups) <= lookahead + 1]

@@ -60,7 +60,7 @@ def menu(depth: int, capabilities: Capabilities | None = None) -> tuple[Cycle, .
     cycles = [make_cycle("ar", 0), *(make_cycle("two-pass", count) for count in counts)]
     cycles += map(fused_cycle, dict.fromkeys(group_sizes))
     for drafts in () if capabilities is None else capabilities.exact_trees:
-        if (full := tree_depth(drafts)) <= depth:  # A full group has as many rows.
+        if (full := tree_depth(drafts)) <= depth:  # the rows of a full group, too
             # Drafts whose path has a later choice are seldom accepted: one row follows them.
             smaller = [
                 1 if any(node) else max(full - len(node), 1) for node in tree_nodes(drafts, depth)
@@ -139,8 +139,8 @@ DECISION_INTERVAL_PASSES = 12
 DECISION_TIME_SHARE = 0.005
 """The share of the decoding time that decisions may take."""
 SWITCH_MARGIN = 1.03
-"""The cycle in use is left only for one whose expected rate is at least this many times its own. If
-it has drafts, it is kept only if its rate is at least this many times that of plain decoding."""
+"""The cycle in use is left only for one whose expected rate is at least this many times as high. A
+cycle with drafts stays in use only if its rate is this many times that of plain decoding."""
 IDLE_PASSES, TRIAL_PASSES = 2000, 4
 """After a decision, a cycle that did not run in the last IDLE_PASSES passes runs for TRIAL_PASSES
 passes if its expected rate is at least that of the chosen cycle. Plain decoding is tried at any
@@ -265,10 +265,11 @@ class Tuner:
     def next_candidate(
         self, depth: int, batch: int, acceptances: Sequence[ConditionalAcceptance]
     ) -> Candidate:
-        """Return the candidate for the next pass, with drafts at most `depth` deep. It is decided
-        anew from time to time, and at once for a new depth or batch size.
-        acceptances: how often look-ahead drafts are accepted in each sequence of the batch."""
+        """Return the candidate for the next pass, with drafts at most `depth` deep: decide anew
+        from time to time, and at once for a new depth or batch size. acceptances: how often
+        look-ahead drafts are accepted in each sequence of the batch."""
         key, started = (depth, batch), time.perf_counter()
+        # `decide` compares with the candidate in use, here the last one for this depth and batch.
         self.decided, *_ = self._decisions.get(key, (self.decided,))
         passes_enough = self._passes - self._passes_at_decision >= DECISION_INTERVAL_PASSES
         if key not in self._decisions or (
@@ -302,7 +303,7 @@ class Tuner:
             in_use = plain
         self.decided = best if best.rate >= SWITCH_MARGIN * in_use.rate else in_use
         self._trial = self.decided
-        for candidate in candidates if self._passes else []:
+        for candidate in candidates if self._passes else []:  # no trial before the first pass
             last_run = self._last_run.get((candidate.cycle.plans[0], batch), -IDLE_PASSES)
             promising = candidate is plain or candidate.rate >= self.decided.rate
             if promising and self._passes - last_run >= IDLE_PASSES:
@@ -363,7 +364,7 @@ class Tuners:
         """Return the tuner for `sampler`, with the times of passes over `batch` slots.
 
         Return None if passes must be timed first, but the KV cache has too little room for their
-        windows: because sequences run, or because half its capacity holds windows of one width.
+        windows: sequences run, or half the capacity has room for windows of one width only.
         """
         if not self.is_timed(sampler, batch):
             widest = max((plan.width for plan in (*self._plans[1], *self._plans[batch])), default=0)
@@ -381,7 +382,7 @@ class Tuners:
 
     def _times(self, sampler: Sampler, batch: int = 1) -> PassTimes:
         """Time passes over `batch` slots. If some were timed for another sampler before, time only
-        plans without drafts in the window, and the longest that verifies without drafting."""
+        plans without drafts in the window, and the widest that verifies without drafting."""
         plans = self._plans[batch]
         by_sampler = (tuner.times_by_batch.get(batch) for tuner in self._tuners.values())
         other_sampler = next((times for times in by_sampler if times is not None), None)

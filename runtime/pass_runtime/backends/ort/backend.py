@@ -90,7 +90,7 @@ class OneThread:
 
 
 def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Run queued tasks until None is queued. It refers to no `OneThread`, so that can be freed."""
+    """Run queued tasks until None is queued. This refers to no `OneThread`, or none were freed."""
     with context():
         while (queued := tasks.get()) is not None:
             task, future = queued
@@ -206,7 +206,7 @@ class OrtBackend(Backend):
     def _probe(
         self, trunk: ort.InferenceSession, *, lookahead_rows: bool
     ) -> list[npt.NDArray[np.float32]]:
-        """Return the logits of a session by which it is compared with another one of its trunk."""
+        """Return logits that a session of the trunk computes, to compare with another session's."""
         slots, trunks = self.capabilities.slots, Trunks(trunk, lambda: trunk)
         with closing(
             OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)

@@ -120,7 +120,7 @@ def open_session(
     sum products of uint8 and int8 codes exactly.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = threads
     kind, ordinal = split_device(device)
     # A memory pattern would be kept for every shape, and there are many on the CPU.
@@ -226,7 +226,7 @@ def check_graph(
     ):
         listed = [(tensor.name, ORT_TYPES[tensor.dtype], tensor.shape) for tensor in described]
         actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in actual_tensors]
-        for name, _, shape in sorted({*listed} ^ {*actual}, key=str):
+        for name, _, shape in sorted({*listed} ^ {*actual}, key=str):  # sizes: int or str
             raise PassError(
                 f"the manifest and {graph.file} differ in {name} {list(shape)}; export the bundle "
                 "again"

@@ -75,7 +75,8 @@ def block_formats(manifest: Manifest) -> Collection[tuple[int, int]]:
     for scheme in (info.grid, info.lm_head, *info.layers.values()):
         if scheme is not None and scheme.block_size is not None and scheme.numbers != "fp8":
             formats.add((int(scheme.numbers.removeprefix("int")), scheme.block_size))
-            if scheme.offsets:  # Graphs sum a block's inputs by a product with 4-bit codes.
+            # To add an offset, graphs sum a block's inputs, by a product with 4-bit codes.
+            if scheme.offsets:
                 formats.add((4, scheme.block_size))
     return formats
 
@@ -174,7 +175,7 @@ def _open(
     model = _number(1, IR_VERSION) + b"".join(encode_field(8, each) for each in opsets)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors only
     content = model + encode_field(7, b"".join(graph))
     return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 

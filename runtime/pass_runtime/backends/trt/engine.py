@@ -44,10 +44,11 @@ def engine_shapes(
     its length says how many cache entries the pass reads."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
-        rows = least_width if tensor.name in WINDOW_TENSORS else 0  # A fixed width is padded.
+        # Windows of fixed width are padded, too.
+        min_rows = least_width if tensor.name in WINDOW_TENSORS else 0
         sizes = (capacity if size == "capacity" else size for size in tensor.shape)
         shapes[tensor.name] = tuple(
-            size if isinstance(size, str) else max(size, rows) for size in sizes
+            size if isinstance(size, str) else max(size, min_rows) for size in sizes
         )
     return shapes
 
@@ -142,7 +143,7 @@ class TrtEngine:
             )
 
     def capturable(self, call: EngineCall) -> bool:
-        """Whether a CUDA graph can contain the call: always for TensorRT; TensorRT-RTX tells."""
+        """Whether a CUDA graph can contain the call: always for TensorRT; TensorRT-RTX is asked."""
         capturable = getattr(self._context(call), "is_stream_capturable", None)
         return capturable is None or bool(capturable(self._cuda.stream))
 
