@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 MIN_DENOMINATOR = 1e-30
-"""Is added to denominators that are 0, where p and q are 0."""
+"""Is added to denominators, which are 0 where p and q are 0."""
 
 
 def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:

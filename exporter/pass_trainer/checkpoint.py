@@ -132,6 +132,7 @@ class Checkpoint:
             if value == saved_value or (is_length and value > saved_value):
                 continue
             remedy = "give at least as many" if is_length else "give the same options"
+            # For `data`, the setting is a hash, which tells a user nothing.
             values = "" if flag == "data" else f" ({_shown(saved_value)}, not {_shown(value)})"
             raise PassError(
                 f"{self._path} was made with another --{flag}{values}; {remedy}, or another -o"

@@ -228,6 +228,7 @@ def _print_evaluation(report: dict[str, Any]) -> None:
 
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
+        # Cells of the first four columns have spaces, at which they would wrap.
         table.add_column(heading, no_wrap=heading in HEADINGS[:4])
     for row in rows_of(report):
         table.add_row(*row)
@@ -241,7 +242,7 @@ def _refuse_unused_options(options: dict[str, Any]) -> None:
         refuse_given("there is no adapter without --adapter lora", "rank", "adapter_from")
     if not options["head"]:
         refuse_given("there is no draft head without --head", "head_rank", "head_width")
-    if set(options["data"]) <= {Path(SELF_NAME)}:
+    if set(options["data"]) <= {Path(SELF_NAME)}:  # No --data means `self`, too.
         refuse_given("the model writes whole prompts (see --data)", "prompt_tokens", "chat_share")
 
 
@@ -253,14 +254,8 @@ def _quiet_libraries() -> None:
 def _print_agreement(name: str, agreement: Any, lookahead: int) -> None:
     """Print a `held_out.Agreement` as a table with the row `name`."""
     table = Table()
-    for heading in (
-        "",
-        "places",
-        f"agreement at 1..{lookahead}",
-        "accepted",
-        "tau two-pass",
-        "tau fused",
-    ):
+    headings = ("", "places", f"agreement at 1..{lookahead}", "accepted")
+    for heading in (*headings, "tau two-pass", "tau fused"):
         table.add_column(heading, no_wrap=heading == "")
     match = " ".join(f"{value:.2f}" for value in agreement.match)
     tau = (f"{value:.2f}" for plan, value in agreement.tau().items() if plan != "ar")

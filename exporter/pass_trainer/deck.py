@@ -19,7 +19,7 @@ class Deck:
         self._seed = seed
         self.joins: list[list[int]] = []
         self._order = np.zeros(0, np.int64)
-        self._next = self._dealt = self._epoch = self._size_at_growth = 0
+        self._next = self._dealt = self._epoch = self._undealt_at_growth = 0
 
     def __len__(self) -> int:
         return self.joins[-1][1] if self.joins else 0
@@ -27,7 +27,7 @@ class Deck:
     @property
     def was_dealt(self) -> bool:
         """Whether the epoch of the last growth is over, so that every index was dealt."""
-        return self._dealt - self.joins[-1][0] >= self._size_at_growth
+        return self._dealt - self.joins[-1][0] >= self._undealt_at_growth
 
     def grow(self, size: int) -> None:
         """Let the new indices below `size` join the rest of the running epoch."""
@@ -37,7 +37,7 @@ class Deck:
         # The first growth has the seed of epoch 0, as `deal` gives every later epoch its own.
         seed = (self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0)
         self._order = np.random.default_rng(seed).permutation(np.concatenate([rest, new]))
-        self._next, self._size_at_growth = 0, len(self._order)
+        self._next, self._undealt_at_growth = 0, len(self._order)
         self.joins.append([self._dealt, size])
 
     def deal(self, count: int) -> list[int]:
@@ -57,8 +57,7 @@ class Deck:
         return dealt
 
     def replay(self, joins: Sequence[Sequence[int]], dealt: int) -> None:
-        """Bring a new deck to the state in which one with these `joins` had dealt `dealt`
-        indices."""
+        """Bring a new deck to the state of one that had these `joins` and dealt `dealt` indices."""
         for before, size in joins:
             self.deal(before - self._dealt)
             self.grow(size)

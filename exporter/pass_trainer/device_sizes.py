@@ -57,5 +57,5 @@ def batch_size(
 
 
 def _kv_bytes(geometry: Geometry) -> int:
-    """Return the bytes of a token's K/V in 16 bits."""
+    """Return the bytes of a token's K and V, with numbers of 2 bytes."""
     return geometry.layers * 2 * geometry.kv_heads * geometry.head_dim * 2

@@ -60,9 +60,9 @@ class Drafter(torch.nn.Module):
 
         With the aim `distribution`, a row's loss is KL(model || draft) in nats. If there is a head,
         the cross-entropy of the head's logits is added, over the candidate tokens, which are those
-        that the head can draft. The head reads the true token before the row, because a draft after
-        a wrong draft is rejected in any case. With the aim `acceptance`, this loss has the weight
-        DISTRIBUTION_SHARE, and the probability that the draft is rejected has the remaining weight.
+        that the head can draft. The head reads the true token before the draft, because a draft
+        after a wrong one is rejected in any case. With the aim `acceptance`, this loss has the
+        weight DISTRIBUTION_SHARE, and the probability that the draft is rejected has the rest.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
         sequence_indices = windows.rows // windows.position.shape[1]
@@ -96,7 +96,7 @@ class Drafter(torch.nn.Module):
         """Return the log-probabilities of the drafts of `windows.rows`, and those of the frozen
         model at the same positions, both [n,V] float32.
 
-        If there is a head, it reads the true token before each row, and tokens that are no
+        If there is a head, it reads the true token before each draft, and tokens that are no
         candidates have -inf.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
@@ -109,11 +109,9 @@ class Drafter(torch.nn.Module):
     def row_states(
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return the hidden states of `windows.rows`, from which their logits are computed.
-
-        These are the hidden states [n,H] of the look-ahead rows, those of the frozen model [n,H] at
-        the same positions, and the head's corrections [n,r] if there is a head.
-        """
+        """Return, for `windows.rows`, the hidden states [n,H] of the look-ahead rows, those of the
+        frozen model [n,H] at the same positions, and the head's corrections [n,r], None without a
+        head. Logits are computed from these."""
         hidden, states = self.hidden_states(tokens, windows)
         position = windows.position.flatten().index_select(0, windows.rows)
         # Indices into the tokens of all sequences, one sequence after the other.

@@ -22,12 +22,12 @@ STRIDE_TOKENS = 6
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often drafts agree with the model, as shares of all anchors.
+    """How often drafts agree with the model's greedy choices.
 
-    places: the number of anchors.
-    match[i]: where draft i is the model's greedy choice, regardless of the drafts before it.
-    cumulative[i]: where all of drafts 0..i are the model's greedy choices.
-    top4[i]: where the model's greedy choice is among the four most likely tokens of row i.
+    places: the number of anchors. The others are shares of these anchors.
+    match[i]: after which draft i is the model's choice, regardless of the drafts before it.
+    cumulative[i]: after which drafts 0..i all are the model's choices.
+    top4[i]: after which the model's choice is among the four most likely tokens of row i.
     """
 
     places: int
@@ -42,7 +42,7 @@ class Agreement:
 
     def tau(self) -> dict[str, float]:
         """Return the expected tokens per pass by mode."""
-        # A pass of two-pass decoding has drafts every second time only.
+        # In two-pass decoding, only every second pass has drafts to verify.
         return {"ar": 1.0, "two-pass": 1 + self.accepted / 2, "fused": 1 + self.accepted}
 
     def as_json(self) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
     device = drafter.embeddings.device
     matches, in_top4 = [], []
     for index in range(len(data)):
-        prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
-        groups = full_groups(prompt, length, STRIDE_TOKENS, lookahead)
+        prompt_length, length = int(data.prompt_lengths[index]), int(data.lengths[index])
+        groups = full_groups(prompt_length, length, STRIDE_TOKENS, lookahead)
         if groups.any():
             tokens = data.tokens[index : index + 1, :length].to(device)
             windows = make_windows([groups], length, device)

@@ -81,7 +81,7 @@ def replace_section(text: str, name: str, content: str) -> str | None:
 
 def card(record: TrainingRecord, agreement: Agreement) -> str:
     """Return the model card in Markdown. `pass-train evaluate --record` fills its first section."""
-    recipe = record.recipe
+    settings = record.recipe
     adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
     head = f", draft head rank {record.head_rank}" if record.head_rank else ""
     rows = "\n".join(
@@ -120,12 +120,12 @@ Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2
 
 ## Training
 
-The base model continued prompts from {", ".join(recipe["data"])}
-(SHA-256 of all text {recipe["data_sha256"][:16]}):
-{recipe["sequences"]} sequences of up to {recipe["recipe"]["length"]} tokens at temperatures
-{", ".join(map(str, recipe["recipe"]["temperatures"]))}. Loss: `--aim {recipe["aim"]}`,
-each draft weighs {recipe["decay"]} times as much as the one before it;
-{recipe["anchors"]} anchors per sequence, {recipe["batch"]} sequences per step and process,
-learning rate {recipe["lr"]}, seed {recipe["seed"]}, {recipe["dtype"]}.
+The base model continued prompts from {", ".join(settings["data"])}
+(SHA-256 of all text {settings["data_sha256"][:16]}):
+{settings["sequences"]} sequences of up to {settings["recipe"]["length"]} tokens at temperatures
+{", ".join(map(str, settings["recipe"]["temperatures"]))}. Loss: `--aim {settings["aim"]}`,
+each draft weighs {settings["decay"]} times as much as the one before it;
+{settings["anchors"]} anchors per sequence, {settings["batch"]} sequences per step and process,
+learning rate {settings["lr"]}, seed {settings["seed"]}, {settings["dtype"]}.
 Versions: {", ".join(f"{name} {number}" for name, number in record.tools.items())}.
 """

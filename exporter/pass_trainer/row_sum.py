@@ -10,7 +10,7 @@ import torch
 CHUNK_ELEMENTS = 2**26
 """The rows of a chunk times the vocabulary size. A tensor of so many float32 takes 256 MiB."""
 RowLosses = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
-"""(hidden [n,H], corrections [n,r] or None, states [n,H]) -> losses [n]."""
+"""(hidden [n,H], corrections [n,r] or None, states [n,H]) -> losses [n]. See `row_states`."""
 
 
 def sum_over_rows(
@@ -60,6 +60,6 @@ class _RowSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, *corrections = (outer[0] * gradient for gradient in ctx.saved_tensors)
+    def backward(ctx: Any, *total_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, *corrections = (total_gradient[0] * gradient for gradient in ctx.saved_tensors)
         return None, None, hidden, corrections[0] if corrections else None, None, None

@@ -28,7 +28,7 @@ from pass_trainer.held_out import Agreement, measure
 from pass_trainer.initial_drafter import make_drafter
 from pass_trainer.report import write_report
 from pass_trainer.schedule import Clock, Schedule
-from pass_trainer.text_supply import make_supply, text_writer_name, way_of
+from pass_trainer.text_supply import make_supply, text_writer_name, when_written
 from pass_trainer.trainer import Hooks, train
 from pass_trainer.training_text import TrainingText
 
@@ -61,7 +61,7 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
     if accelerator.device.type == "cpu":
-        # The batch does not depend on the model, so settings are checked before it is loaded.
+        # Here the batch size does not depend on the model, so settings are checked before loading.
         config = replace(config, batch=config.batch or 1)
         make_checkpoint(config, data_hash, accelerator, clock).check()
     progress.phase(f"loading {source.name}")
@@ -72,7 +72,7 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     checkpoint = make_checkpoint(config, data_hash, accelerator, clock)
     checkpoint.check()
     check_length(config.recipe.length, source.name, loaded)
-    # This may raise PassError, so it comes before hours of writing text.
+    # `make_drafter` may raise PassError, so it comes before hours of writing text.
     drafter = make_drafter(config, loaded)
     loaded.model.to(accelerator.device)
     make_output(config)
@@ -81,7 +81,7 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     try:
         data = TrainingText(
             supply,
-            way_of(config, accelerator.device),
+            when_written(config, accelerator.device),
             schedule,
             held_out=config.held_out,
             seed=config.seed,
@@ -93,6 +93,7 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     finally:
         supply.close()
     steps = len(history.loss)
+    # A run that was resumed at its end has measured nothing.
     agreement = measured.get(steps) or measure(drafter, data.held_out, config.lookahead)
     weights = config.output / FILE_NAME
     if accelerator.is_main_process:
@@ -235,5 +236,5 @@ def make_record(
 
 
 def is_main() -> bool:
-    """Return whether this is the one process of a run that writes to the terminal."""
+    """Return whether this is the process of a run that writes to the terminal: torchrun's first."""
     return os.environ.get("RANK", "0") == "0"

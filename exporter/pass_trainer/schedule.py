@@ -1,4 +1,4 @@
-"""Says how far a training run is, by steps or by the clock, and so what comes next."""
+"""Says how far a training run is, by steps or by the clock, and so when it measures and ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: from step `start` on, it has the schedule of so many steps or minutes."""
+    """A part of a run: from step `start` on, the whole run is to take `steps` or `minutes`."""
 
     start: int
     steps: int | None
@@ -78,7 +78,7 @@ class Schedule:
         return self._clock() - self._start + self._earlier_seconds
 
     def continue_from(self, saved: Mapping[str, float]) -> None:
-        """Begin the training with the times `saved` in a checkpoint, which a new run lacks."""
+        """Begin the training with the times `saved` in a checkpoint; {} for a new run."""
         self._earlier_seconds = saved.get("now", 0.0)
         self._own = self._seen = Times(**saved) if saved else Times(training=self.now())
 

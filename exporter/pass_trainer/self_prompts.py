@@ -75,7 +75,7 @@ class SelfPrompts:
         return plain_ids(self.tokenizer, text.split(MESSAGE_PLACEHOLDER)[0])
 
     def _message(self, written: Sequence[int]) -> str | None:
-        """Return the user's message; None if it is too short or has no end token."""
+        """Return the message in `written`; None if it is too short, or no end token follows it."""
         if len(written) <= MIN_MESSAGE_TOKENS or written[-1] not in self.eos_token_ids:
             return None
         return self.tokenizer.decode(written[:-1]).strip() or None

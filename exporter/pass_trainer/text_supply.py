@@ -38,7 +38,7 @@ from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWrit
 
 POLL_SECONDS = 0.2
 """The time between two looks for shards that another process writes."""
-Way = Literal["first", "between", "beside"]
+WhenWritten = Literal["first", "between", "beside"]
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class TextSupply(Protocol):
 
 
 class WrittenHere:
-    """Text that this process writes when it waits for it. Of several processes, each writes its
-    share of the shards."""
+    """Text that this process writes in `wait`. Of several processes, each writes its share of the
+    shards."""
 
     def __init__(self, distiller: Distiller, directory: Path, accelerator: Accelerator) -> None:
         self.distiller, self.directory, self._accelerator = distiller, directory, accelerator
@@ -183,12 +183,12 @@ def make_supply(
     process = RunProcess(accelerator.device, accelerator.process_index, accelerator.num_processes)
     distiller, directory = make_distiller(config, loaded, process, progress)
     distiller.check()
-    if way_of(config, accelerator.device) == "beside":
+    if when_written(config, accelerator.device) == "beside":
         return WrittenBeside(distiller, directory, config, process, check_deadline)
     return WrittenHere(distiller, directory, accelerator)
 
 
-def way_of(config: TrainConfig, device: torch.device) -> Way:
+def when_written(config: TrainConfig, device: torch.device) -> WhenWritten:
     """Return when text is written. By default, beside training on a GPU. On a CPU, where training
     keeps all cores busy, first; or between steps if the run has --minutes."""
     if config.write_text != "auto":
@@ -235,6 +235,7 @@ def text_writer_name(config: TrainConfig, device: torch.device, processes: int) 
 
 
 def model_cache_key(model: torch.nn.Module) -> str:
-    """Return a hash of a sample of the model's weights, which names the model's text cache."""
+    """Return the name of the model's text cache: a hash of a sample of its weights, rounded to
+    bfloat16 so that the name is the same for every --dtype."""
     sample = model_fingerprint(model).bfloat16().float().numpy()
     return hashlib.sha256(sample.tobytes()).hexdigest()[:16]

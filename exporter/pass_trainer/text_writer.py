@@ -134,7 +134,7 @@ class BundleTextWriter:
         if not (self._bundle / FILE_NAME).is_file():
             config = ExportConfig(
                 self._model,
-                lookahead=1,
+                lookahead=1,  # The plan `ar` drafts nothing.
                 lookahead_weights=Path(BASELINE_NAME),
                 output=self._bundle,
                 weights="w8a8",

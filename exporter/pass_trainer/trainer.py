@@ -1,4 +1,4 @@
-"""Trains: the loop over steps, from the first one or a checkpoint to the end of the schedule.
+"""Trains: runs the loop over steps, from step 0 or a checkpoint to the end of the schedule.
 
 Random numbers depend only on the seed, the step and the row of the batch, so a resumed run gives
 the same weights. The host launches a GPU's steps without waiting for them. Only at a *look*, about
@@ -53,8 +53,8 @@ class Hooks:
 class Look:
     """What the first process decides at a look for all processes.
 
-    next_step: the number of steps at the next look. shards: how many shards of text join up to now,
-    see `TrainingText.wanted`. save: whether a checkpoint is due.
+    next_step: the number of steps at the next look. shards: how many shards of text a run with
+    --minutes should have read now, see `TrainingText.wanted`. save: whether a checkpoint is due.
     """
 
     next_step: int
@@ -72,7 +72,7 @@ def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     ]
     for group in groups:
         group["base_lr"] = group["lr"]
-    # On a CPU the fused kernel rounds otherwise: a seed would give other weights than so far.
+    # A CPU's fused kernel rounds otherwise: a seed would give other weights than in past versions.
     return torch.optim.AdamW(
         groups, betas=ADAM_BETAS, weight_decay=0.0, fused=drafter.embeddings.is_cuda
     )
@@ -181,13 +181,14 @@ def record_losses(
 
 
 def clip_gradients(groups: list[dict[str, Any]]) -> None:
-    """Scale each group's gradients to a norm of at most MAX_GRADIENT_NORM, with few kernels."""
+    """Scale each group's gradients to a norm of at most MAX_GRADIENT_NORM, with few kernels: with
+    torch's clip_grad_norm_, every group would launch its own."""
     gradients: list[torch.Tensor] = []
     owners: list[int] = []  # the index of each gradient's group
     for index, group in enumerate(groups):
-        new = [p.grad for p in group["params"] if p.grad is not None]
-        gradients += new
-        owners += [index] * len(new)
+        of_group = [p.grad for p in group["params"] if p.grad is not None]
+        gradients += of_group
+        owners += [index] * len(of_group)
     squares = torch.stack(torch._foreach_norm(gradients)).square()
     group_index = on_device(torch.tensor(owners), squares.device)
     norms = squares.new_zeros(len(groups)).index_add(0, group_index, squares).sqrt()
@@ -207,10 +208,8 @@ def make_batch(
     chosen, groups = dealt[first : first + batch], []
     for row, index in enumerate(chosen, first):  # `row` counts the sequences of all processes.
         rng = np.random.default_rng((config.seed, step, row))
-        prompt, length = int(data.prompt_lengths[index]), int(data.lengths[index])
-        groups.append(
-            sample_groups(rng, prompt, length, config.anchors, config.lookahead, config.decay)
-        )
+        lengths = int(data.prompt_lengths[index]), int(data.lengths[index])
+        groups.append(sample_groups(rng, *lengths, config.anchors, config.lookahead, config.decay))
     width = int(data.lengths[chosen].max())
     tokens = on_device(data.tokens[chosen, :width], accelerator.device)
     return tokens, make_windows(groups, width, accelerator.device)

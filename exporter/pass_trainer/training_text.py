@@ -11,12 +11,12 @@ from pass_trainer.config import MAX_HELD_OUT
 from pass_trainer.deck import Deck
 from pass_trainer.distill import Sequences
 from pass_trainer.schedule import Schedule
-from pass_trainer.text_supply import TextSupply, Way, count_shards
+from pass_trainer.text_supply import TextSupply, WhenWritten, count_shards
 
 
 class TrainingText:
     """Adds shards to the run's text (a shard *joins*), and deals their sequences to steps. The
-    first sequences are held out. way: when text is written, see `text_supply.way_of`.
+    first sequences are held out. when_written: the result of `text_supply.when_written`.
 
     With --steps, the step at which a shard joins depends on the settings alone: all shards join one
     after another in the first half of the run, which waits for them. With --minutes, a shard joins
@@ -26,14 +26,15 @@ class TrainingText:
     def __init__(
         self,
         supply: TextSupply,
-        way: Way,
+        when_written: WhenWritten,
         schedule: Schedule,
         *,
         held_out: int | None,
         seed: int,
         processes: int,
     ) -> None:
-        self._supply, self._way, self._schedule, self._processes = supply, way, schedule, processes
+        self._supply, self._when_written = supply, when_written
+        self._schedule, self._processes = schedule, processes
         self._shard_count = 0
         self._held_out = held_out or self._default_held_out()
         self._all: Sequences | None = None
@@ -73,10 +74,11 @@ class TrainingText:
         """
         self._supply.check()
         shards = count_shards(self._supply.distiller, self._supply.directory)
-        if self._way == "between" and self.deck.was_dealt and self._schedule.has_time_to_read():
+        needs_more = self._when_written == "between" and self.deck.was_dealt
+        if needs_more and self._schedule.has_time_to_read():
             shards = max(shards, self._shard_count + self._processes)
-        end = self._supply.distiller.shard_count
-        return shards if end is None else min(shards, end)
+        all_shards = self._supply.distiller.shard_count
+        return shards if all_shards is None else min(shards, all_shards)
 
     def join(self, step: int, wanted: int) -> None:
         """Let the shards join that are due at `step`. wanted: the result of the first process's
@@ -92,11 +94,11 @@ class TrainingText:
 
     def _due(self, step: int) -> int:
         """Return how many shards a run with --steps has at `step`."""
-        end = self._supply.distiller.shard_count
-        assert end is not None
-        if self._way == "first":
-            return end
-        return min(1 + int(2 * self._schedule.share(step) * end), end)
+        all_shards = self._supply.distiller.shard_count
+        assert all_shards is not None
+        if self._when_written == "first":
+            return all_shards
+        return min(1 + int(2 * self._schedule.share(step) * all_shards), all_shards)
 
     def _read(self, count: int, progress: Step | None = None) -> None:
         """Read the shards below `count` that were not read, and wait for them if necessary."""

@@ -40,27 +40,31 @@ class Windows:
 
 
 def sample_groups(
-    rng: np.random.Generator, prompt: int, length: int, anchors: int, lookahead: int, decay: float
+    rng: np.random.Generator,
+    prompt_length: int,
+    length: int,
+    anchors: int,
+    lookahead: int,
+    decay: float,
 ) -> Sizes:
-    """Return random groups for training on a sequence of `length` tokens, of which the first
-    `prompt` are the prompt.
+    """Return random groups for training on a sequence of `length` tokens, the prompt included.
 
     Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows
     with probability decay**i. So row i has the loss weight decay**i on average, and rows with small
     weights are seldom computed.
     """
     sizes = np.zeros(length, np.int64)
-    chosen = rng.permutation(np.arange(max(prompt - 1, 0), length - 1))[:anchors]
+    chosen = rng.permutation(np.arange(max(prompt_length - 1, 0), length - 1))[:anchors]
     drawn = np.minimum(rng.geometric(1 - decay, len(chosen)) if decay < 1 else lookahead, lookahead)
-    sizes[chosen] = np.minimum(drawn, length - 1 - chosen)
+    sizes[chosen] = np.minimum(drawn, length - 1 - chosen)  # Every row is at a token's position.
     return sizes
 
 
-def full_groups(prompt: int, length: int, stride: int, lookahead: int) -> Sizes:
+def full_groups(prompt_length: int, length: int, stride: int, lookahead: int) -> Sizes:
     """Return groups for measuring: `lookahead` rows after every `stride`-th token from the prompt's
     last on, if the sequence of `length` tokens has room for them."""
     sizes = np.zeros(length, np.int64)
-    sizes[max(prompt - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
+    sizes[max(prompt_length - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
     return sizes
 
 
@@ -74,8 +78,8 @@ def make_windows(
     padded = np.zeros((len(groups), width), np.int64)
     for b, sizes in enumerate(groups):
         padded[b, : len(sizes)] = sizes
-    counts = padded.sum(1)
-    batch, rows, valid_rows = len(groups), max(int(counts.max()), 1), int(counts.sum())
+    row_counts = padded.sum(1)
+    batch, rows, valid_count = len(groups), max(int(row_counts.max()), 1), int(row_counts.sum())
     size = on_device(torch.from_numpy(padded), device)
     end = size.cumsum(1)  # the number of rows up to the end of each group
     row = torch.arange(rows, device=device).expand(batch, rows).contiguous()
@@ -87,11 +91,11 @@ def make_windows(
     sees_tokens[..., 0] = True  # The softmax of a padding row would be NaN if it saw nothing.
     same_group = (anchor[:, :, None] == anchor[:, None]) & valid[:, :, None] & valid[:, None]
     sees_rows = same_group & (row[:, :, None] >= row[:, None])
-    count = end[:, -1]
+    count = end[:, -1]  # `row_counts`, on the device
     sequence = torch.repeat_interleave(
-        torch.arange(batch, device=device), count, output_size=valid_rows
+        torch.arange(batch, device=device), count, output_size=valid_count
     )
-    row_in_sequence = torch.arange(valid_rows, device=device) - (count.cumsum(0) - count)[sequence]
+    row_in_sequence = torch.arange(valid_count, device=device) - (count.cumsum(0) - count)[sequence]
     mask = torch.cat([sees_tokens, sees_rows], -1)[:, None]
     return Windows(index, position, mask, sequence * rows + row_in_sequence, (size > 0).sum(1))
 

@@ -100,11 +100,11 @@ def truncated(adapter: Adapter, rank: int) -> Adapter:
     for name, a, b in zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True):
         # B A = Q_b (R_b R_a') Q_a', so an SVD of the small product in brackets is enough.
         (q_b, r_b), (q_a, r_a) = torch.linalg.qr(b.detach()), torch.linalg.qr(a.detach().T)
-        u, singular_values, v = torch.linalg.svd(r_b @ r_a.T)
+        u, singular_values, v_transposed = torch.linalg.svd(r_b @ r_a.T)
         # A and B each get the square root of every singular value.
         roots = singular_values[:rank].sqrt()
         factors[name] = (
-            (q_a @ v[:rank].T * roots).T.contiguous(),
+            (q_a @ v_transposed[:rank].T * roots).T.contiguous(),
             (q_b @ u[:, :rank] * roots).contiguous(),
         )
     return Adapter(factors)

@@ -1,7 +1,7 @@
 """Checks that a checkpoint is complete and fits its configuration.
 
-transformers only warns about a checkpoint that does not: it fills missing tensors with random
-numbers, and ignores unknown ones.
+Where this module raises an error, transformers only warns: it fills missing tensors with random
+numbers, and ignores unknown tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_not_quantized(name: str, config: PretrainedConfig) -> None:
     if quantization:
         settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
         method = settings.get("quant_method") or "its config.json has a quantization_config"
-        method = getattr(method, "value", method)  # of an enum, if it is one
+        method = getattr(method, "value", method)  # It may be a member of an enum.
         raise PassError(
             f"{name} is already quantized ({method}), which is not supported: export the "
             "unquantized model, and pass --weights int4"
@@ -42,8 +42,8 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
     buffers, which a checkpoint may lack.
     """
     reshaped = [
-        f"{name} {list(stored)}, not {list(shape)}"
-        for name, stored, shape in report["mismatched_keys"]
+        f"{tensor} {list(stored_shape)}, not {list(shape)}"
+        for tensor, stored_shape, shape in report["mismatched_keys"]
     ]
     problems = [
         f"{len(tensors)} {problem}: {_listed_names(tensors)}"
@@ -69,8 +69,8 @@ def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
     arch = next(arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items() if arch_name == name)
     name_map = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
     parameters = (parameter.rpartition(".") for parameter in model.state_dict())
-    of_model = {f"{name_map.get_name(module)}.{suffix}" for module, _, suffix in parameters}
-    return {tensor.name for tensor in reader.tensors} - of_model
+    model_tensors = {f"{name_map.get_name(module)}.{suffix}" for module, _, suffix in parameters}
+    return {tensor.name for tensor in reader.tensors} - model_tensors
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
@@ -110,7 +110,7 @@ def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def generation_eos(model: PreTrainedModel) -> tuple[Any, ...] | None:
-    """Return `eos_token_id` of the model's generation config as a tuple; None if it states none."""
+    """Return `eos_token_id` of the model's generation config as a tuple; None if it has none."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if ids is None:
         return None

@@ -72,7 +72,7 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     added_token = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))))
     question = {"role": "user", "content": SAMPLE_QUESTION}
     answer = {"role": "assistant", "content": SAMPLE_ANSWER}
-    # It renders in a child process, with limits on time and memory.
+    # ChatTemplate renders in a child process, with limits on time and memory.
     chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))
     try:
         conversation = chat.render([question, answer], add_generation_prompt=False)
@@ -85,7 +85,7 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     before, matched, after = conversation.rpartition(SAMPLE_ANSWER)
     end = added_token.match(after.lstrip()) if matched else None
     opening = {*added_token.findall(with_opening)} - {*added_token.findall(without_opening)}
-    # A template may write a turn's opening after every message, not only for a generation prompt.
-    # Such an opening also is the last token before the answer, so that token is no end either.
+    # A template may write the next turn's opening after every message, not only for a generation
+    # prompt. That opening also is the last added token before the answer.
     opening.update(added_token.findall(before)[-1:])
     return None if end is None or end[0] in opening else ids[end[0]]

@@ -34,7 +34,7 @@ SIZE_SETTINGS = {
 """Maps required keys to settings of transformers' configuration."""
 
 TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-"""Maps settings to keys `tokenizer.ggml.<name>_token_id`. If the key is missing, it sets None."""
+"""Maps settings to names in keys `tokenizer.ggml.<name>_token_id`. A missing key sets None."""
 
 READ_KEYS = (
     *SIZE_SETTINGS,
@@ -85,8 +85,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 refused."""
 
 GEMMA3_LOCAL_ROPE_BASE, GEMMA3_SLIDING_PATTERN = 10000.0, 6
-"""Defaults for Gemma 3: the RoPE base of layers with a sliding window, and the number of layers of
-which the last has no window."""
+"""Defaults for Gemma 3: the RoPE base of layers with a sliding window. Every 6th layer has none."""
 GEMMA3_27B_LAYERS = 62
 """Gemma 3 27B scales attention by 1/sqrt(hidden size / heads). No key states this, so this module
 recognises the model by its number of layers, as llama.cpp does."""
@@ -196,7 +195,8 @@ def _check_keys(keys: _Keys) -> None:
             raise keys.refusal(key, "is not known")
         elif isinstance(value, list) and key != "attention.sliding_window_pattern":
             raise keys.refusal(key, "has a value for each layer, which is not supported")
-    for key in (*SIZE_SETTINGS, "rope.freq_base") if is_gemma3 else SIZE_SETTINGS:
+    required_keys = (*SIZE_SETTINGS, "rope.freq_base") if is_gemma3 else SIZE_SETTINGS
+    for key in required_keys:
         if keys.get(key) is None:
             raise PassError(
                 f"the file has no {keys.arch}.{key}: it is damaged or very old, get it again"

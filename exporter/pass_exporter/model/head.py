@@ -36,8 +36,8 @@ HEAD_PREFIX = "head."
 TRAINED_TENSORS = ("hidden", "token", "state", "bias", "out")
 TABLE, PROJECTION = "table", "projection"
 SCALED_DIRECTIONS = 96
-"""All principal directions are scaled by one factor, so that the columns of a table of so many
-first directions have a root mean square of 1 together."""
+"""All principal directions are scaled by one factor, so that the values of a table with so many
+columns have a root mean square of 1."""
 
 
 class DraftHead(torch.nn.Module):

@@ -63,8 +63,8 @@ class LoadedModel:
 
 
 def stored_dtype(source: ModelSource) -> Dtype:
-    """Return the dtype of a model's stored weights, by its configuration; fp32 if that is none of
-    DTYPES. It is fp16 for a .gguf file, whose scales are fp16."""
+    """Return the dtype of a model's stored weights, by its configuration; fp32 if it is none of
+    TORCH_DTYPES. For a .gguf file it is fp16, because the file's scales are fp16."""
     if source.is_gguf:
         return "fp16"
     location, kwargs = _pretrained_arguments(source)
@@ -183,7 +183,7 @@ def _load_tokenizer(
 
 
 def _stored_id_count(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
-    """Return the number of token ids in the tokenizer's file; None if it has no tokenizer.json."""
+    """Return how many token ids the tokenizer's file has; None if there is no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
     arguments = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}

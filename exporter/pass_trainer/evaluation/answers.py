@@ -117,12 +117,11 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
         """Return the scores [B,V] of logits [B,V] after ids [B,N], which are padded on the left."""
         if all(sampling.temperature == 0 for sampling in self._sampling):
             return scores
-        logits, length = scores.float().cpu().numpy(), input_ids.shape[1]
+        logits = scores.float().cpu().numpy()
+        positions = input_ids.shape[1] - np.array(self._padding)  # of the next tokens
         rows = [
-            gumbel_scores(logits[row : row + 1], np.array([length - padding]), sampling)
-            for row, (padding, sampling) in enumerate(
-                zip(self._padding, self._sampling, strict=True)
-            )
+            gumbel_scores(logits[row : row + 1], positions[row : row + 1], sampling)
+            for row, sampling in enumerate(self._sampling)
         ]
         return torch.from_numpy(np.concatenate(rows)).to(scores)
 

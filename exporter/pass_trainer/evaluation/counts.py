@@ -1,7 +1,7 @@
 """Counts drafts that would be accepted, and the passes that a runtime would need for a text.
 
-Nothing is decoded: drafts were made after every token of a text that the model wrote, the anchors,
-and are compared with what follows there. A right draft is one that equals the text.
+Nothing is decoded: drafts were made after every token (an *anchor*) of a text that the model wrote,
+and are compared with the tokens that follow. A right draft is one that equals the text.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ Report = dict[str, dict[str, SplitCounts]]
 def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
     """Count the drafts of the answer `written` within its first `tokens` tokens.
 
-    drafts [anchors,L]: row k has the drafts for written[k + 1:], made by a pass whose last token is
-    written[k].
+    drafts [anchors,L]: row k has the drafts for written[k + 1:], made by the pass that writes
+    written[k] as its last token.
     """
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
     before_loop, in_loop = split_at_loop(written, tokens)
@@ -160,7 +160,7 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
     """Yield how many tokens each pass of fused decoding writes, for a text of `length` tokens.
 
     The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
-    accepted[k]: how many drafts are right of those made by a pass whose last token is token k.
+    accepted[k]: how many drafts are right of those that a pass made whose last token is token k.
     """
     yield 1
     begin = 1

@@ -61,11 +61,11 @@ def group_states(
 ) -> tuple[torch.Tensor, Ids]:
     """Return the hidden states [anchors,L,H] of look-ahead rows, and the positions [anchors,L] of
     their drafts."""
-    used = torch.tensor(tokens[: anchors[-1] + 2])
-    # `full_groups` wants room for all drafts. No row sees this padding: a row sees its anchor and
-    # the tokens before.
-    padded = torch.nn.functional.pad(used, (0, max(0, anchors[-1] + lookahead + 1 - len(used))))
-    groups = full_groups(anchors[0] + 1, anchors[-1] + lookahead + 1, 1, lookahead)
+    used = torch.tensor(tokens[: anchors[-1] + 1])
+    # Look-ahead rows see the tokens up to their anchor, so none sees this padding, which
+    # `full_groups` wants as room for all drafts.
+    padded = torch.nn.functional.pad(used, (0, lookahead))
+    groups = full_groups(anchors[0] + 1, len(padded), 1, lookahead)
     device = drafter.embeddings.device
     windows = make_windows([groups], len(padded), device)
     hidden, _ = drafter.hidden_states(padded[None].to(device), windows)
@@ -74,7 +74,7 @@ def group_states(
 
 
 def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the logits [P,V] float32 of draft j in P groups, the last of their first j drafts.
+    """Return the logits [P,V] float32 of draft j in P groups; j is 1 for the first draft.
 
     With a head, tokens that are no candidates have -inf.
     hidden [P,j,H]: the hidden states of the groups' first j rows. before [P,j] int64: the token

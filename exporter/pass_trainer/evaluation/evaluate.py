@@ -131,7 +131,7 @@ def answer_all(
     writer = AnswerWriter(
         loaded.model,
         loaded.eos_token_ids,
-        config.tokens + EXTRA_TOKENS,
+        config.tokens + EXTRA_TOKENS,  # The last measured pass may write more tokens.
         f"{model_cache_key(loaded.model)} {config.dtype}",
     )
     texts = {}
@@ -156,8 +156,8 @@ def _answer_by_kind(
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
 
-        def report(done: int, _of_kind: int, earlier: int = len(answers)) -> None:
-            progress(earlier + done, len(prompts))
+        def report(done: int, _of_kind: int, of_other_kinds: int = len(answers)) -> None:
+            progress(of_other_kinds + done, len(prompts))
 
         new = writer.answers(cache_directory(), [seeded[i] for i in chosen], report)
         answers |= zip(chosen, new, strict=True)
