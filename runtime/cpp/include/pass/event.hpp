@@ -16,7 +16,7 @@ namespace pass {
 enum class TokenSource { model, lookahead, ngram };
 
 // A token's natural log-probability under the model, before biases, penalties, constraints,
-// temperature and truncation. top: ids and log-probabilities of the tokens, likeliest first.
+// temperature and truncation. top: ids and log-probabilities of the likeliest tokens, falling.
 struct TokenLogprobs {
     float logprob = 0.0F;
     std::vector<std::pair<std::int64_t, float>> top;

@@ -121,8 +121,7 @@ struct PASS_API LoadOptions {
     bool prefix_cache = true;
     // If more sequences than this decode at a time, all decode without drafts. Default: no limit.
     std::optional<std::int64_t> speculative_max_concurrency;
-    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, else the one that the build found, else the
-    // loader's search.
+    // libonnxruntime.so; empty: $PASS_ONNXRUNTIME, or what the build found, or the loader's search.
     std::filesystem::path onnxruntime;
     // libnvinfer.so for device tensorrt, libtensorrt_rtx.so for tensorrt-rtx; empty: $PASS_TENSORRT
     // or $PASS_TENSORRT_RTX, else the loader's search.

@@ -14,7 +14,7 @@ struct Range {
     char32_t first, last;
 };
 
-// What that counts as digits: the general categories Nd, Nl and No of Unicode 14.0.0.
+// Digits are here the characters of the general categories Nd, Nl and No of Unicode 14.0.0.
 // clang-format off
 constexpr Range numeric[] = {
     {0x30, 0x39}, {0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}, {0x660, 0x669}, {0x6F0, 0x6F9}, {0x7C0, 0x7C9},

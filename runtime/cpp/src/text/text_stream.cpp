@@ -113,12 +113,12 @@ std::string Detokenizer::decode(std::string_view bytes) {
 
 std::string Detokenizer::read_prompt(const std::vector<std::int64_t>& prompt) {
     for (auto token = prompt.begin(); token != prompt.end() && strips_left_ > 0; ++token)
-        bytes(*token);
+        bytes(*token);  // reduces `strips_left_`
     std::string end;
     for (auto token = prompt.rbegin(); token != prompt.rend() && end.size() < max_partial_bytes;
          ++token)
         end.insert(0, vocabulary_->bytes(*token));
-    decode(end);
+    decode(end);  // leaves the incomplete character in `held_`
     return lossy_utf8(held_, vocabulary_->byte_fallback());
 }
 

@@ -71,7 +71,7 @@ void read_template(const Json& processor, std::vector<std::int64_t>& prefix,
 }
 
 // The pre-tokenizer Digits, if the sequence of pre-tokenizers begins with it, else null. Digits are
-// split here, because the encoder's library treats whitespace before digits as before letters.
+// split here: onnxruntime-genai treats white space before digits as it does before letters.
 Json digits_step(const Json& pre_tokenizer) {
     if (type_of(pre_tokenizer) != "Sequence") return {};
     const Json& first = pre_tokenizer.at("pretokenizers").at(0);

@@ -39,7 +39,6 @@ class Vocabulary {
         std::string text;
         std::int64_t token = -1;  // its id, if it is an added token
     };
-    // The parts of `text` in their order.
     std::vector<Part> split(const std::string& text) const;
 
    private:

@@ -15,11 +15,11 @@ namespace {
 constexpr double averaged_passes = 200.0;  // how many passes an acceptance rate is averaged over
 // A pass is timed until its second shortest time is at most this many times its shortest.
 constexpr double agreement_ratio = 1.1;
-// The most timings of a pass, and of one with more than wide_window_rows rows.
+// The most timings of a pass, and of one over wide_window_rows, which is slow and seldom fastest.
 constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
-constexpr int max_timed_rows = 64;  // passes with more rows, of all slots together, are not timed
+constexpr int max_timed_rows = 64;  // of all slots; passes with more were fastest on no machine
 // How many passes the moving averages of the slowness and of a shape's ratio span.
-constexpr int latest_passes = 4, shape_passes = 32;
+constexpr int slowness_passes = 4, ratio_passes = 32;
 // A pass counts as at most so many times slower or faster than expected, as pauses do not repeat.
 constexpr double max_ratio = 1.2;
 constexpr double min_pass_seconds = 1e-9;
@@ -51,7 +51,7 @@ void ConditionalAcceptance::record(int drafted, int accepted) {
         hits_[at] = (hits_[at] + (i < accepted ? 1 : 0)) * (1 - 1 / averaged_passes);
         trials_[at] = (trials_[at] + 1) * (1 - 1 / averaged_passes);
     }
-    // If all drafts were accepted, one more draft would be likelier to be accepted, too.
+    // All drafts were accepted: one more would probably be accepted about as often as the last.
     const auto next = static_cast<std::size_t>(drafted);
     if (drafted > 0 && drafted == accepted && next < prior_.size())
         move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);
@@ -116,7 +116,7 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
         for (const auto& [shape, seconds] : drafting)
             without_extra[shape.rows] = seconds.trunk - adapter_(shape.rows);
         trunk.merge(without_extra);
-        // With one width timed, half of its time counts as its rows': more rows must not look free.
+        // Half of the only time counts as due to its rows: more rows must not look free.
         if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
         trunk_ = Line(trunk);
     }
@@ -143,12 +143,13 @@ void PassTimes::record(const PassShape& shape, double seconds) {
     const double deviation =
         std::clamp(seconds / this->seconds(shape), 1 / max_ratio, max_ratio) - 1;
     const double change =
-        1 + deviation / std::min(++passes_[shape] + latest_passes - 1, shape_passes);
+        1 + deviation / std::min(++passes_[shape] + slowness_passes - 1, ratio_passes);
     ratios_.try_emplace(shape, 1.0).first->second *= change;
     // The product of all ratios is kept at 1: what they have in common belongs to the slowness.
     const double mean = std::pow(change, 1.0 / static_cast<double>(ratios_.size()));
     for (auto& [other, ratio] : ratios_) ratio /= mean;
-    slowness_ *= (1 + deviation / latest_passes) / change * mean;
+    // With its ratio, the estimate of this shape changes by 1 / slowness_passes of the deviation.
+    slowness_ *= (1 + deviation / slowness_passes) / change * mean;
 }
 
 std::vector<Plan> probe_plans(int lookahead, int batch) {
@@ -159,6 +160,7 @@ std::vector<Plan> probe_plans(int lookahead, int batch) {
             result.push_back(plan);
     };
     add(ar_plan());
+    // With many widths, one more length replaces the fused plan with 8 rows.
     for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
         add(verify_plan(length));
     for (const int length : {1, lookahead}) add(draft_plan(length));

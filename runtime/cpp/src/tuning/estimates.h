@@ -17,7 +17,6 @@ class ConditionalAcceptance {
     // prior: the initial rates. weight: how many passes they count for.
     explicit ConditionalAcceptance(std::vector<double> prior, double weight = 10.0);
 
-    // The rates, by position.
     std::vector<double> rates() const;
     // Count a pass that accepted `accepted` of `drafted` drafts. The weight of older passes fades.
     void record(int drafted, int accepted);
@@ -90,8 +89,8 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    // The estimate is the sum of the trunk's seconds by rows, its extra seconds with look-ahead
-    // rows, the tail's seconds by sampled rows, and its extra seconds by drafts.
+    // The estimate adds the trunk's seconds by rows, in passes that make drafts its extra seconds
+    // by rows (for the look-ahead rows), and the tail's seconds by sampled rows and by drafts.
     Line trunk_, adapter_, tail_, drafts_;
     std::map<PassShape, double> ratios_;  // how much longer passes took than estimated
     std::map<PassShape, int> passes_;     // how many passes were recorded

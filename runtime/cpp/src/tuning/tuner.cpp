@@ -10,7 +10,7 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
-constexpr double decision_time_share = 0.005;          // of the decoding time, for decisions
+constexpr double decision_time_share = 0.005;          // the most of the decoding time for them
 // After a decision, a cycle that did not run in the last idle_passes passes is tried for
 // trial_passes, if it is expected to be at least as fast as the chosen cycle. Plain decoding is
 // tried whatever its rate, because all cycles are compared with it.
@@ -57,7 +57,7 @@ Tuner::Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptan
       lookahead_(lookahead),
       capabilities_(std::move(capabilities)),
       lookahead_acceptance_(conditional_rates(acceptance, lookahead)),
-      decided_(candidates(0, 1, {1.0}).front()) {}
+      decided_(candidates(0, 1, {1.0}).front()) {}  // plain decoding
 
 void Tuner::observe(const Plan& plan, int batch, double seconds) {
     passes_ += 1;

@@ -82,14 +82,14 @@ void BoundGraph::run_and_capture() {
     try {
         run_bound();
     } catch (const Error& error) {
-        memory.check_device();
+        memory.check_device();  // throws DeviceLost if no other run can work
         options_ = options_of(no_graph_id);
         restore();
         run_bound();
         capture_->on_failure(error.what());
         return;
     }
-    if (saved.empty()) return;
+    if (saved.empty()) return;  // no execution changed what the next one read
     restore();
     run_bound();
 }

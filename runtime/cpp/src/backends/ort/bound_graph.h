@@ -88,8 +88,8 @@ class BoundGraphs {
     // The bound graph of `key`. If it is not kept, `make(graph_id)` makes it.
     template <class Make>
     BoundGraph& get(const Key& key, const Make& make) {
-        auto found = bound_.find(key);
-        if (found == bound_.end()) {
+        auto entry = bound_.find(key);
+        if (entry == bound_.end()) {
             int& graph_id = graph_ids_[key];
             if (graph_id == 0) graph_id = next_graph_id();
             BoundGraph graph = make(graph_id);
@@ -99,10 +99,10 @@ class BoundGraphs {
                         return first.second.last_use < second.second.last_use;
                     }));
             }
-            found = bound_.emplace(key, Kept{std::move(graph), 0}).first;
+            entry = bound_.emplace(key, Kept{std::move(graph), 0}).first;
         }
-        found->second.last_use = ++uses_;
-        return found->second.bound;
+        entry->second.last_use = ++uses_;
+        return entry->second.bound;
     }
 
     // Drop all graphs and their numbers, because addresses have changed.
@@ -114,7 +114,7 @@ class BoundGraphs {
    private:
     struct Kept {
         BoundGraph bound;
-        std::uint64_t last_use;  // the value of `uses_` then
+        std::uint64_t last_use;  // the value of `uses_` at the last use
     };
 
     static constexpr std::size_t max_bound_graphs = 256;
@@ -128,7 +128,7 @@ class BoundGraphs {
 // captured them. The thread ends with this object, after the tasks in its queue.
 class OneThread {
    public:
-    // context: makes an object that the thread holds until it ends.
+    // context: makes an object that the thread holds until it ends (`Memory::for_this_thread`).
     explicit OneThread(std::function<std::shared_ptr<void>()> context);
     ~OneThread();
     OneThread(const OneThread&) = delete;

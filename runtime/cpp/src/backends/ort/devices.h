@@ -36,7 +36,7 @@ Device choose_device(const OrtLibrary& library, const std::string& name);
 // Register the plugin of `device`, if it is one. Throws Error if that fails.
 void register_plugin(const OrtLibrary& library, const Device& device, const LoadOptions& options);
 
-// Make sessions of `session_options` run on `device`, with `provider_options`.
+// Add the provider of `device` to `session_options`, unless it is the CPU's, which is always there.
 void append_provider(const OrtLibrary& library, OrtSessionOptions* session_options,
                      const Device& device, const ProviderOptions& provider_options);
 

@@ -81,21 +81,21 @@ fs::path common_folder(const std::map<std::string, fs::path>& files) {
 }  // namespace
 
 std::optional<ResolvedModel> resolve_links(const fs::path& model) {
-    const fs::path beside = model.parent_path();
+    const fs::path parent = model.parent_path();
     const bool model_is_link = fs::is_symlink(model);
-    if (!model_is_link && !has_links(beside)) return std::nullopt;  // without reading the model
+    if (!model_is_link && !has_links(parent)) return std::nullopt;  // without reading the model
     std::ifstream file(model, std::ios::binary);
     const std::string content(std::istreambuf_iterator<char>(file), {});
     const std::set<std::string> names = locations(content);
-    const auto is_link = [&](const std::string& name) { return fs::is_symlink(beside / name); };
+    const auto is_link = [&](const std::string& name) { return fs::is_symlink(parent / name); };
     if (names.empty() || (!model_is_link && std::none_of(names.begin(), names.end(), is_link)))
         return std::nullopt;
     std::map<std::string, fs::path> files;
     for (const std::string& name : names) {
         std::error_code error;
-        files[name] = fs::canonical(beside / name, error);
+        files[name] = fs::canonical(parent / name, error);
         if (!error) continue;
-        throw Error((beside / name).string() + " is missing, weights of " + model.string() +
+        throw Error((parent / name).string() + " is missing, weights of " + model.string() +
                     "; export the bundle again");
     }
     const fs::path folder = common_folder(files);

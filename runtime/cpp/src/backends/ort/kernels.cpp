@@ -17,7 +17,7 @@ namespace {
 
 using protobuf::encode;
 
-constexpr std::int64_t max_rows = 16;  // a few rows alone are compared with them among all these
+constexpr std::int64_t max_rows = 16;  // the rows of a probe, of which a few are also run alone
 // The sizes of a probe's weights: blocks of inputs, and outputs.
 constexpr std::int64_t blocks = 4, outputs = 64;
 // The value of MatMulNBits's attribute with which rows are rounded to 8 bits.
@@ -71,7 +71,7 @@ std::string Probe::model() const {
     }
     node += encode(2, "result") + encode(4, op) + encode(7, domain);
     for (const auto& [name, size] : sizes)
-        node += encode(5, encode(1, name) + encode(3, size) + encode(20, 2));
+        node += encode(5, encode(1, name) + encode(3, size) + encode(20, 2));  // 2 is INT
     const std::string graph = encode(1, node) + encode(2, "probe") + tensors +
                               encode(11, value_info("rows", input, columns)) +
                               encode(12, value_info("result", output, 0));
@@ -196,7 +196,7 @@ bool softmax_is_equal(const OrtLibrary& library) {
     // Random scores of different sizes in many rows: another order of addition changes some sums.
     std::vector<float> scores = random_numbers(rows * columns);
     for (float& score : scores) score *= 3;
-    for (std::ptrdiff_t count = 1; count < 8; ++count) {  // scores that are not masked
+    for (std::ptrdiff_t count = 1; count < 8; ++count) {  // unmasked scores, less than a vector
         std::vector<float> masked = scores, few;
         for (std::ptrdiff_t row = 0; row < rows; ++row) {
             const auto first = masked.begin() + row * columns;
@@ -237,14 +237,14 @@ std::string Kernels::text() const {
 std::set<BlockFormat> block_formats(const ModelInfo& model) {
     std::set<BlockFormat> result;
     if (!model.quantization) {
-        // Older bundles do not say which formats they have.
+        // Older bundles do not list their formats; these are all that they can have.
         if (model.weights != "full") result = {{4, 32}, {8, 32}};
         return result;
     }
     const auto add = [&](const SchemeInfo& scheme) {
         if (!scheme.block_size || scheme.numbers == "fp8") return;
         result.emplace(scheme.numbers == "int4" ? 4 : 8, *scheme.block_size);
-        // The sums of blocks, which offsets take, are products with codes of 4 bits.
+        // Offsets need the sums of blocks, which graphs compute by products with 4-bit codes.
         if (scheme.offsets) result.emplace(4, *scheme.block_size);
     };
     add(model.quantization->grid);
@@ -267,8 +267,9 @@ Kernels find_kernels(const OrtLibrary& library, const Manifest& manifest) {
 bool needs_unsigned_weights(const Kernels& kernels, const std::filesystem::path& bundle,
                             const Manifest& manifest) {
     const auto& info = manifest.model.quantization;
-    const bool rounded = info ? info->activations != "full" : manifest.model.weights == "w8a8";
-    if (!rounded || kernels.exact_sums) return false;
+    const bool rounds_activations =
+        info ? info->activations != "full" : manifest.model.weights == "w8a8";
+    if (!rounds_activations || kernels.exact_sums) return false;
     for (const DerivedTrunk& each : manifest.derived) {
         if (each.device != "cpu" || each.weight_zero_points) continue;
         throw Error(bundle.string() +

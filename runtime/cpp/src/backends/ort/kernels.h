@@ -13,11 +13,11 @@
 
 namespace pass {
 
-// By default, the kernels of devices whose products are not rounded.
+// How kernels round. The defaults are those of all devices but the CPU.
 struct Kernels {
     // Whether products of uint8 and int8 codes are summed exactly.
     bool exact_sums = true;
-    // With at least so many rows, results do not depend on their number; none: they always may.
+    // With at least so many rows, results do not depend on their number; none: with any, they may.
     std::optional<int> least_rows = 1;
     // Whether a softmax does not depend on the number of masked entries after the others.
     bool equal_softmax = true;
@@ -29,7 +29,7 @@ struct Kernels {
 // The bits of a weight, and how many weights share a scale.
 using BlockFormat = std::pair<int, std::int64_t>;
 
-// The formats of those of the bundle's weights that have blocks.
+// The formats of the bundle's weights in blocks.
 std::set<BlockFormat> block_formats(const ModelInfo& model);
 
 // The kernels of this CPU for the bundle's formats. They are probed once a process.

@@ -32,7 +32,7 @@ std::string trimmed(std::string_view text) {
 }
 
 // Whether an entry's files have the sizes and hashes that its note lists.
-bool intact(const std::filesystem::path& entry) {
+bool is_intact(const std::filesystem::path& entry) {
     std::ifstream file(entry / note_file);
     if (!file) return false;
     try {
@@ -83,8 +83,7 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
     const std::filesystem::path cache = cache_directory();
     const FileInfo *graph = manifest.file(file), *weights = manifest.file(weights_file);
     if (graph == nullptr || weights == nullptr || cpu.empty() || cache.empty()) return std::nullopt;
-    // The packed weights belong to the hashes in the manifest; the files must be known to have
-    // them.
+    // Packed weights belong to the manifest's hashes, so the files must be known to have these.
     const HashCache hashes;
     if (!hashes.knows(bundle / file, graph->sha256) ||
         !hashes.knows(bundle / weights_file, weights->sha256)) {
@@ -95,7 +94,7 @@ std::optional<std::filesystem::path> packed_trunk(const OrtLibrary& library,
                                    library.build() + "\ngraph " + graph->sha256 + "\nweights " +
                                    weights->sha256 + "\n" + kernels.text() + "\n" + cpu);
     const std::filesystem::path entry = cache / "packed" / key.substr(0, 32);
-    if (!intact(entry)) return std::nullopt;
+    if (!is_intact(entry)) return std::nullopt;
     // Python removes the entries with the oldest times when the cache is full.
     std::error_code ignored;  // the entry may be another user's
     std::filesystem::last_write_time(entry, std::filesystem::file_time_type::clock::now(), ignored);

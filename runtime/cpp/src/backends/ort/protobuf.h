@@ -17,7 +17,7 @@ struct Field {
     std::string_view content;
 };
 
-// The bytes of field `number` with text, bytes or a message as its content, and with a number.
+// The bytes of field `number` with this content (text, bytes or a message), or with this value.
 std::string encode(std::uint64_t number, std::string_view content);
 std::string encode(std::uint64_t number, std::uint64_t value);
 

@@ -64,7 +64,7 @@ constexpr const char* weights_folder_option =
 
 // Worker threads for a session, which begin to work only when it has been created. Before that
 // there is hardly any work, but ONNX Runtime's own workers would spin while they wait, and take the
-// cores that hash the bundle's files. Unlike those, these threads are not pinned to cores.
+// cores that hash the bundle's files. Unlike its workers, these threads are not pinned to cores.
 class LateThreads {
    public:
     // Make a session with `options` use such threads. This object must live until it is created.
@@ -191,7 +191,7 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
         library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
-    // ONNX Runtime would keep a memory pattern for every shape, and passes have many.
+    // ONNX Runtime would keep a memory pattern for every shape, and on the CPU there are many.
     library_->check(
         (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
     if (weights == WeightForm::made_unsigned) {  // takes both options; activations stay as they are

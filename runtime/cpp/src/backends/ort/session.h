@@ -54,8 +54,7 @@ class OrtGraph {
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
-    // The name of the graph's file.
-    const std::string& file() const { return file_; }
+    const std::string& file() const { return file_; }  // its name alone
     OrtSession* session() const { return session_.get(); }
     const Device& device() const { return device_; }
     // Whether its first run is captured as a CUDA graph.
