@@ -45,10 +45,10 @@ struct PASS_API SamplingParams {
 };
 
 // A function that forbids tokens. text: the tokens written so far, without the prompt. It may end
-// with drafts that are then rejected, so the result must depend on `text` alone. allowed: bit t %
-// 32 of word t / 32 stands for token t, and is set; the function clears the bits of the tokens that
-// may not follow `text`. If it clears all, all tokens are allowed. The thread that decodes calls
-// the function. If it throws, the request ends with that error.
+// with drafts that are then rejected, so the result must depend on `text` alone. allowed: token t
+// is bit t % 32 of word t / 32. All bits are set; the function clears those of the tokens that may
+// not follow `text`. If it clears all, all tokens are allowed. The thread that decodes calls the
+// function. If it throws, the request ends with that error.
 using AllowedTokens =
     std::function<void(std::span<const std::int64_t> text, std::span<std::uint32_t> allowed)>;
 

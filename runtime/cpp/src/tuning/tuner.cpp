@@ -99,7 +99,7 @@ Candidate Tuner::next_candidate(int lookahead, int batch,
     const double started = now();
     const std::pair key(lookahead, batch);
     auto entry = decisions_.find(key);
-    if (entry != decisions_.end()) decided_ = entry->second.decided;
+    if (entry != decisions_.end()) decided_ = entry->second.decided;  // `decide` compares with it
     if (entry == decisions_.end() ||
         (passes_ - decided_at_ >= decision_interval_passes && pass_seconds_ >= due_seconds_)) {
         entry = decisions_.insert_or_assign(key, decide(lookahead, batch, acceptances)).first;
