@@ -80,7 +80,7 @@ class Capabilities:
     least_rows: int = 1
     engine_positions: int = 0
     keeps_graphs: bool = False
-    chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)
+    chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)  # dicts have none
 
     @property
     def slots(self) -> int:
@@ -210,7 +210,7 @@ class Emitted(NamedTuple):
 @dataclass(frozen=True)
 class Logprobs:
     """Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of
-    these tokens, and `values` [b,E,K] of the K likeliest tokens `ids` [b,E,K] in their places."""
+    these tokens, and `values` [b,E,K] of the K likeliest tokens `ids` [b,E,K] at each position."""
 
     chosen: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]

@@ -255,7 +255,7 @@ class Buffers:
 class KVCache:
     """The KV cache of all slots: for every layer a tensor [slots,KVH,S,D] of keys and one of values
     (KVH: KV heads, D: the size of a head). `capacity` is the KV capacity in tokens, 0 until the
-    first `resize`. S is `capacity` and the entries that padding may overwrite after a window.
+    first `resize`. S is `capacity` plus the entries that padding may overwrite after a window.
 
     Slots are the outermost dimension, so that a pass over the first b slots is bound to the
     beginning of every tensor, and the prefill of one slot to that slot's part.

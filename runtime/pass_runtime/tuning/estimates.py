@@ -34,7 +34,7 @@ class ConditionalAcceptance:
     """For each position i of a chain, how often draft i is accepted if all drafts before it are."""
 
     def __init__(self, prior: Sequence[float], weight: float = PRIOR_PASSES) -> None:
-        """prior: the initial rates. weight: how many passes they weigh as much as."""
+        """prior: the initial rates, which weigh as much as `weight` passes."""
         self._prior = list(prior)
         self._hits = [rate * weight for rate in prior]
         self._trials = [weight] * len(prior)

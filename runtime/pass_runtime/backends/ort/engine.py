@@ -46,7 +46,7 @@ PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "cuda": ({CAPTURE: "1", "use_tf32": "0"}, {"use_tf32": "0"}),
 }
 """Device -> the provider's options to try in turn. With capture, ONNX Runtime refuses a graph that
-has a node on the CPU, which is then opened without. TF32 would round float32."""
+has a node on the CPU, so the second options do not capture. TF32 would round float32."""
 
 WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"

@@ -66,8 +66,8 @@ class NotPacked(Exception):
 @dataclass(frozen=True)
 class WeightCache:
     """A cache of packed weights. directory: None is packed/ in the user's cache directory.
-    min_bytes: smaller weights are not packed, because that gains little. max_bytes: the size of all
-    entries together, for which the least recently used ones are removed."""
+    min_bytes: smaller weights are not packed, because that gains little. max_bytes: if all entries
+    together would be larger, the least recently used ones are removed."""
 
     directory: Path | None = None
     min_bytes: int = 32 << 20

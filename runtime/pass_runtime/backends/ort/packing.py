@@ -66,7 +66,7 @@ def describe_cpu() -> str | None:
 GRAPH_FILE, WEIGHTS_FILE = "trunk.onnx", "trunk.data"
 """The files of a trunk with packed weights."""
 SAVED_STEM = "saved-by-onnxruntime"
-"""The name, without suffix, of the files that ONNX Runtime writes and from which these are made."""
+"""The name, without suffix, of the files that ONNX Runtime writes, from which both are made."""
 ALIGNMENT_BYTES = 4096
 """Every blob of weights begins at a multiple of this, more than any kernel needs. Kernels round
 addresses inside a packed blob up to multiples of 64 bytes. The blob began at such a multiple when
@@ -76,7 +76,7 @@ PROMPT_TOKENS = 16
 """The length of the prompt after which the logits of two sessions are compared."""
 
 Probe = Callable[[ort.InferenceSession], Sequence[npt.NDArray[Any]]]
-"""A function that computes logits with a session. Raises PassError if it is not of the trunk."""
+"""Computes logits with a session. Raises PassError if its graph is not that of the trunk."""
 
 
 class NotUsable(Exception):

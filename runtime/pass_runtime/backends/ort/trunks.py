@@ -82,7 +82,7 @@ class BoundSession:
             self._run()
 
     def _capture(self) -> None:
-        """Run for the first time, which captures. If that fails, run without capture, for good."""
+        """Run for the first time, which captures. If that fails, run uncaptured, now and later."""
         saved = [np.empty(tensor.shape, tensor.dtype) for tensor in self._overwritten]
         for array, tensor in zip(saved, self._overwritten, strict=True):
             self._memory.download(array, tensor.address)

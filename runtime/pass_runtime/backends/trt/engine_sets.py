@@ -26,8 +26,8 @@ log = logging.getLogger("pass_runtime.backends")
 
 
 class RuntimeCache:
-    """TensorRT-RTX's cache of compiled kernels, for all engines of a set, which must live as long
-    as their contexts. If its file cannot be read or written, kernels are compiled again."""
+    """TensorRT-RTX's cache of compiled kernels for all engines of a set. It must live as long as
+    their contexts. If its file cannot be read or written, kernels are compiled again."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
@@ -126,7 +126,7 @@ class Shared:
         self._errors.clear()
 
     def reason(self) -> str:
-        """Return why the last call failed, by library and CUDA; raise DeviceLost if that is why."""
+        """Return the last call's errors in library and CUDA. Raises DeviceLost if the GPU is lost."""
         cuda_error = self.cuda.why()
         errors = [*dict.fromkeys(self._errors), *([cuda_error] if cuda_error else [])]
         self._errors.clear()

@@ -21,8 +21,7 @@ class Library:
     module: the Python module. minimum: the oldest version (major, minor) with a KV cache update
     layer. install: the command that installs it.
     builds_ahead: whether it builds engines without a GPU, and for other GPUs.
-    targets: the compute capabilities that it builds for, as in `sm89`; () is only that of the GPU
-    at hand.
+    targets: the compute capabilities that it builds for, as in `sm89`; () is the present GPU's.
     least_width: the rows of the narrowest window that engines are built for. TensorRT-RTX 1.7 has
     another layout of linear weights for one row, so an engine with a one-row profile beside others
     holds them twice (SmolLM2 fp16: 515 MB, not 304).
