@@ -355,7 +355,7 @@ class Tuners:
         self._tuners: dict[Sampler, Tuner] = {}
 
     def is_timed(self, sampler: Sampler, batch: int) -> bool:
-        """Whether passes were timed for this sampler and batch size, so that `get` times none."""
+        """Whether `get` times no passes for this sampler and batch: all that can be timed were."""
         if sampler not in self._tuners:
             return False
         return batch == 1 or not self._plans[batch] or batch in self._tuners[sampler].times_by_batch

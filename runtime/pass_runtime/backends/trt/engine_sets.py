@@ -126,7 +126,7 @@ class Shared:
         self._errors.clear()
 
     def reason(self) -> str:
-        """Return the last call's errors in library and CUDA. Raises DeviceLost if the GPU is lost."""
+        """Return the last call's errors in library and CUDA. Raises DeviceLost for a lost GPU."""
         cuda_error = self.cuda.why()
         errors = [*dict.fromkeys(self._errors), *([cuda_error] if cuda_error else [])]
         self._errors.clear()
