@@ -1,4 +1,4 @@
-"""Builds the parts that tails of both acceptance rules share: inputs, rows, and the next window.
+"""Builds what the tails of both acceptance rules share: inputs, picked rows, the next window.
 
 The letters in shapes are those of `tails.match`.
 """
@@ -19,8 +19,8 @@ class TailBuilder:
     """Builds the tail that follows a pass of `plan` and lays out the window of `plan.next`.
 
     op: records the nodes. sampler: adds the nodes that draw tokens. head: the draft head, or None.
-    width, next_width: Q and Q', the numbers of rows of the two windows; symbolic in a fused tail,
-    which serves windows with any number of look-ahead rows.
+    width, next_width: Q and Q', the numbers of rows of the two windows. In a fused tail both are
+    the same symbolic size, because the tail serves windows with any number of look-ahead rows.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TailBuilder:
         """Return the rows [B,L'] that make the next drafts, and their logits [B,L',V].
 
         A row is 0 if no look-ahead row makes the draft. accepted [B,1]: the number of accepted
-        drafts; in a tree, the row of the last one.
+        drafts; in a tree, the row of the last accepted draft.
         """
         op, plan = self.op, self.plan
         if plan.is_fused:
@@ -81,7 +81,7 @@ class TailBuilder:
         """
         op = self.op
         ones = op("Max", op.input("active", np.int64, ["batch"]), op.const(1))
-        # [B,1]: 0 .. B-1
+        # [B,1]: 0 .. B-1, from a sum of ones for the reason that `lookahead_count` gives
         slots = op("Unsqueeze", op("CumSum", ones, op.const(0), exclusive=1), op.const([1]))
         first_row = op("Mul", slots, op.const(height) if isinstance(height, int) else height)
         flat = op("Reshape", values, op.const([-1, size]))
@@ -99,7 +99,7 @@ class TailBuilder:
         return op("ReduceSum", ones, op.const([0]), keepdims=1)
 
     def lookahead_ids(self, root: ir.Value) -> ir.Value:
-        """Return the ids [B,A] of the next window's look-ahead rows. root [B,1] has the size B."""
+        """Return the ids [B,A] of the next window's look-ahead rows. root [B,1] only gives B."""
         op = self.op
         if self.plan.is_fused:
             ids = op.input("lookahead_ids", np.int64, ["lookahead_rows"])

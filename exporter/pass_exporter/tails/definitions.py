@@ -41,17 +41,17 @@ def process_logits(
     """Return logits [B,R,V] with a constraint, biases and penalties applied in the first P rows.
 
     allowed [B,P,V]: which tokens may be drawn; FORBIDDEN_BIAS is added to the logits of the others.
-    touched [B,T]: the tokens that have a bias or a penalty. bias [B,T] is added to their logits; a
-    sum above 0 is divided by factor [B,P,T], another one multiplied; then penalty [B,P,T] is
-    subtracted.
+    touched [B,T]: the tokens that have a bias or a penalty. bias [B,T] is added to their logits. A
+    sum above 0 is divided by factor [B,P,T], any other sum is multiplied by it. Then penalty
+    [B,P,T] is subtracted.
     """
-    rows = factor.shape[1]
+    row_count = factor.shape[1]
     processed = logits.copy()
     ids = np.broadcast_to(touched[:, None], factor.shape)
-    values = np.take_along_axis(logits[:, :rows], ids, -1) + bias[:, None]
+    values = np.take_along_axis(logits[:, :row_count], ids, -1) + bias[:, None]
     values = np.where(values > 0, values / factor, values * factor) - penalty
-    np.put_along_axis(processed[:, :rows], ids, values, -1)
-    processed[:, :rows] += np.where(allowed, np.float32(0), np.float32(FORBIDDEN_BIAS))
+    np.put_along_axis(processed[:, :row_count], ids, values, -1)
+    processed[:, :row_count] += np.where(allowed, np.float32(0), np.float32(FORBIDDEN_BIAS))
     return processed
 
 
@@ -84,10 +84,10 @@ def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
 
 
 def adjusted_logits(head: HeadArrays, hidden: Floats, logits: Floats, before: Integers) -> Floats:
-    """Return the logits [B,D,V] that drafts are sampled from: -inf for tokens that are no
-    candidates.
+    """Return the logits [B,D,V] from which drafts are sampled; -inf if a token is no candidate.
 
-    hidden [B,D,H], logits [B,D,V]: those of D rows of a group. before [B,D]: the token before each.
+    hidden [B,D,H], logits [B,D,V]: those of the first D rows of a group. before [B,D]: the token
+    before each row.
     """
     state = np.zeros((len(hidden), len(head.bias)), np.float32)
     table = head.table.astype(np.float32)
@@ -118,11 +118,11 @@ def head_drafts(
     hidden [B,D,H], logits [B,D,V]: those of the rows. root [B]: the token before the first row.
     positions [B,D]: the drafts' positions in the text.
     """
-    count, depth = positions.shape
-    tokens = np.zeros((count, 1 + depth), np.int64)  # the root, then the drafts
+    batch, depth = positions.shape
+    tokens = np.zeros((batch, 1 + depth), np.int64)  # the root, then the drafts
     tokens[:, 0] = root
     for j in range(depth):
-        rows = slice(j + 1)
+        rows = slice(j + 1)  # The state of row j depends on all rows before.
         adjusted = adjusted_logits(head, hidden[:, rows], logits[:, rows], tokens[:, rows])[:, j]
         tokens[:, j + 1] = sample(adjusted, positions[:, j], params)
     return tokens[:, 1:]

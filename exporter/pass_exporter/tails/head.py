@@ -4,7 +4,7 @@ A tail with a head has one more input:
 
     hidden         [B,A,H] float32   the trunk's hidden states, one per look-ahead row
 
-What does not depend on the drafts before is computed for all drafts at once; the rest is unrolled,
+What does not depend on earlier drafts is computed for all drafts at once; the rest is unrolled,
 draft by draft. In shapes, m and r are the width and the rank of `HeadArrays`, C is the number of
 candidate tokens; other letters are those of `tails.match`.
 """
@@ -28,7 +28,7 @@ F32 = np.float32
 def head_drafts(
     tail: TailBuilder, logits: ir.Value, rows: ir.Value, root: ir.Value, choose: Choose
 ) -> ir.Value:
-    """Return the drafts [B,D] of the next window. Those of rows that are 0 have no meaning.
+    """Return the drafts [B,D] of the next window. A draft whose row is 0 has no meaning.
 
     rows [B,D]: the window's rows that make the drafts, or 0. logits [B,D,V]: those of the rows.
     root [B,1]: the new root. choose: chooses each draft.
@@ -37,11 +37,11 @@ def head_drafts(
     assert head is not None
     choices = candidate_choices(tail, head, logits, count)
     projected = op("Unsqueeze", projected_rows(tail, head, rows), op.const([2]))
-    projected_row = op.split(projected, [1] * count, axis=1)  # [B,1,1,m] each
+    projected_by_row = op.split(projected, [1] * count, axis=1)  # [B,1,1,m] each
     drafts: list[ir.Value] = []
     token, state = op("Unsqueeze", root, op.const([2])), None  # [B,1,1]; later states [B,1,1,m]
     for j in range(count):
-        state = next_state(op, head, projected_row[j], token, state)
+        state = next_state(op, head, projected_by_row[j], token, state)
         scores = choices.scores(j, op("MatMul", state, head_matrix(op, head, "out")))  # [B,1,C]
         token = choose(choices, scores, j)
         drafts.append(token)
@@ -80,8 +80,7 @@ class CandidateSubset:
     vectors: Sequence[ir.Value]
 
     def scores(self, j: int, direction: ir.Value) -> ir.Value:
-        """Return the draft logits [B,1,C] of row j. direction [B,1,1,r]: the head's state times
-        `out`."""
+        """Return the logits [B,1,C] for draft j. direction [B,1,1,r]: the head's state @ out."""
         op, count = self.op, noise.BLOCK_SIZE * CANDIDATE_BLOCKS
         # [B,1,C,1]
         products = op("MatMul", self.vectors[j], op("Reshape", direction, op.const([0, 1, -1, 1])))
@@ -107,7 +106,7 @@ class CandidateSubset:
 
 @dataclass(frozen=True)
 class FullVocabulary:
-    """The same if all V tokens are candidates. logits: [B,1,V] for each row. vectors: [V,r]."""
+    """Replaces `CandidateSubset` if all tokens are candidates. logits: by row [B,1,V]. vectors: [V,r]."""
 
     op: GraphTape
     logits: Sequence[ir.Value]
@@ -165,8 +164,8 @@ def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Va
     op, plan, size, count = tail.op, tail.plan, len(head.hidden), sum(tail.plan.groups)
     hidden = op.input("hidden", F32, ["batch", "lookahead_rows" if plan.is_fused else count, size])
     if plan.is_fused:  # Otherwise there is one group, and all its rows draft.
-        indices = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
-        hidden = tail.pick_rows(hidden, indices, tail.lookahead_count(), size)
+        lookahead_index = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
+        hidden = tail.pick_rows(hidden, lookahead_index, tail.lookahead_count(), size)
     return op(
         "Add", op("MatMul", hidden, head_matrix(op, head, "hidden")), head_matrix(op, head, "bias")
     )

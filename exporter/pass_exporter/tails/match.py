@@ -1,11 +1,11 @@
 """Builds tail.<plan>.<sampler>.onnx for the exact-match rule: it samples tokens, accepts the drafts
 that equal them, and lays out the next window.
 
-Contract (B batch, V vocabulary size, H hidden size, R = Q window rows, A look-ahead rows, D drafts,
+Contract (B batch, V vocabulary size, H hidden size, Q window rows, A look-ahead rows, D drafts,
 E = `Plan.max_emitted`, N listed positions; D', Q' and L' are the next plan's drafts, width and
 depth). A tail's graph has only the inputs that it reads:
 
-    logits         [B,R,V] float32   the trunk's logits, one row per window row
+    logits         [B,Q,V] float32   the trunk's logits, one row per window row
     input_ids      [B,Q] int64       the window of this pass
     length         [B] int64         valid KV entries before the pass
     active         [B] int64         1 if the slot takes part, 0 if it is masked
@@ -116,7 +116,7 @@ def _later_drafts(
 
 
 def _choice(tail: TailBuilder, chain: ChainNoise | None) -> Choose:
-    """Return how drafts are chosen by the draft head's logits. chain: the noise; None if greedy."""
+    """Return the function that chooses drafts for a draft head. chain: noise; None if greedy."""
     op, sampler = tail.op, tail.sampler
 
     def choose(choices: Choices, scores: ir.Value, j: int) -> ir.Value:

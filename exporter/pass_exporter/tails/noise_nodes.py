@@ -52,28 +52,27 @@ class NoiseNodes:
 
     def of_all_blocks(self, numbers: ir.Value) -> RowNoise:
         """Return the noise of R rows that may draw every block. numbers [B,R,I]: from `at`."""
-        (start, blocks), (_, tokens) = noise.entries_per_position(self.vocab_size)
+        (block_start, blocks), (_, tokens) = noise.entries_per_position(self.vocab_size)
         # Entries for tokens, unused ones, entries for blocks, and perhaps unused ones again.
-        sizes = [tokens, start - tokens, blocks, self.entries - start - blocks]
+        sizes = [tokens, block_start - tokens, blocks, self.entries - block_start - blocks]
         parts = self.op.split(numbers, [size for size in sizes if size], axis=2)
         return RowNoise(parts[2], parts[0])
 
     def of_candidates(
         self, numbers: ir.Value, count: int, before: ir.Value, blocks: ir.Value, rows: int
     ) -> list[RowNoise]:
-        """Return the noise of each of R = `rows` rows, [B,1,K] and [B,1,8], by its `blocks`
-        [B,R,K].
+        """Return the noise of each of R = `rows` rows that draw from its `blocks` [B,R,K] alone.
 
-        numbers [B,P,I]: from `at` for P = `count` positions. Row 0 draws for position before [B,1]
-        + 1 of these, row 1 for the next position, and so on.
+        numbers [B,P,I]: from `at` for P = `count` positions. before [B,1]: row r draws for the
+        position that has the index before + 1 + r among these. Each result has R = 1.
         """
-        op, (start, _), (_, tokens) = self.op, *noise.entries_per_position(self.vocab_size)
+        op, (block_start, _), (_, tokens) = self.op, *noise.entries_per_position(self.vocab_size)
         # Indices into the entries of all positions, one position after the other.
         begin = op("Unsqueeze", op("Mul", before, op.const(self.entries)), op.const([2]))  # [B,1,1]
         row_start = self.entries * (1 + np.arange(rows)).reshape(1, -1, 1)
         of_blocks = op(
             "Reshape",
-            op("Add", blocks, op.const(row_start + start)),
+            op("Add", blocks, op.const(row_start + block_start)),
             op.const([-1, 1, rows * CANDIDATE_BLOCKS]),
         )
         of_tokens = op("Add", begin, op.const((row_start + np.arange(tokens)).reshape(1, 1, -1)))
@@ -127,8 +126,9 @@ class NoiseNodes:
         return op("Reshape", op("Add", *parts), op.const([-1, count, self.entries]))
 
     def _uniform(self, total: ir.Value) -> ir.Value:
-        """Return uniform numbers u in (0, 1), float32, of table sums, int32 without overflow.
+        """Return uniform numbers u in (0, 1), float32, by sums of two table entries, int32.
 
+        The entries have 30 bits, so int32 holds their sum, and subtracting 2^30 once is the modulo.
         At temperature 0 all u are equal, so that the largest probability wins.
         """
         op, modulus = self.op, self.op.const(1 << noise.BITS, np.int32)

@@ -1,8 +1,8 @@
 """Builds tail.processors.onnx: applies constraints, penalties and biases to logits, before a tail.
 
     logits            [B,R,V] float32     the trunk's logits, one row per window row
-    allowed           [B,P,V/8] int32     a bit for each token of V, 8 bits in each number: whether
-                                          the row may draw the token
+    allowed           [B,P,V/8] int32     a bit for each token, 8 in each number: whether the row
+                                          may draw the token (V/8 is rounded up)
     touched           [B,T] int64         the tokens that have a bias or a penalty; an id may be
                                           repeated with equal values
     bias              [B,T] float32       is added to the logits of these tokens
@@ -35,10 +35,10 @@ def build_processors(vocab_size: int) -> ir.Model:
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     allowed = op.input("allowed", np.int32, ["batch", "processed_rows", -(-vocab_size // 8)])
     factor = op.input("factor", np.float32, ["batch", "processed_rows", "touched"])
-    rows = op("Shape", factor, start=1, end=2)  # P
-    processed = op("Slice", logits, op.const([0]), rows, op.const([1]))  # [B,P,V]
+    row_count = op("Shape", factor, start=1, end=2)  # [1]: P
+    processed = op("Slice", logits, op.const([0]), row_count, op.const([1]))  # [B,P,V]
     processed = op("Add", _penalized(op, processed, factor), _mask(op, allowed, vocab_size))
-    others = op("Slice", logits, rows, op.const([SLICE_END]), op.const([1]))
+    others = op("Slice", logits, row_count, op.const([SLICE_END]), op.const([1]))
     output = op("Concat", processed, others, axis=1)
     return op.model({"processed_logits": (output, np.float32, ["batch", "width", vocab_size])})
 

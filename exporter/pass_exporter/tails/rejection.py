@@ -99,8 +99,8 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
     q, last = tail.draft_probs(), op.const(count - 1)
     q_row = tail.pick_rows(q, op("Min", accepted, last), count, tail.vocab_size)
     all_accepted = op("Unsqueeze", op("Greater", accepted, last), op.const([2]))
-    subtracts = op("And", tail.sampler.is_noisy(), op("Not", all_accepted))
-    return residual(op, p_row, op("Where", subtracts, q_row, op.const(0, F32)))
+    is_residual = op("And", tail.sampler.is_noisy(), op("Not", all_accepted))
+    return residual(op, p_row, op("Where", is_residual, q_row, op.const(0, F32)))
 
 
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:

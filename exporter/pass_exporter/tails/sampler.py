@@ -1,6 +1,6 @@
 """Truncation and sampling of `pass_runtime.bundle.reference` as ONNX operators.
 
-It uses only operators that TensorRT-RTX supports: no modulo, no bitwise operators, no 64-bit
+All operators are ones that TensorRT-RTX supports: no modulo, no bitwise operators, no 64-bit
 unsigned integers.
 """
 
@@ -65,10 +65,11 @@ class SamplerNodes:
         """Draw tokens [B,R] with probabilities proportional to w [B,R,V] (not negative).
 
         First a block of tokens is drawn, then one of its tokens, by exponential sampling
-        (`pass_runtime.bundle.noise`). At temperature 0 the most likely token must win, and the one
-        with the lowest id of tied tokens. Token i of block k has the id i*K + k. So there the
-        weight of a block is that of its best token, halved i times: of tied tokens, one with a
-        lower i wins. An ArgMax over all tokens would take a CPU longer.
+        (`pass_runtime.bundle.noise`). At temperature 0 the most likely token must win; of tied
+        tokens, the one with the lowest id. Token i of block k has the id i*K + k. So at temperature
+        0 a block's weight is that of its best token, halved i times: of tied tokens, one with a
+        lower i wins. (MIN_TEMPERATURE makes the weights of all less likely tokens 0, so these never
+        win.) An ArgMax over all tokens would take a CPU longer.
         """
         op, size, blocks = self.op, noise.BLOCK_SIZE, noise.vocabulary_blocks(self.vocab_size)
         if self.vocab_size < blocks * size:
@@ -94,9 +95,9 @@ class SamplerNodes:
     def rank_candidates(self, scores: ir.Value, rows: int, noise_of: RowNoise) -> ir.Value:
         """Return keys [B,rows,8K] that rank the candidate tokens with these scores [B,rows,8K].
 
-        The token with the largest key is the one that `draw_candidate` draws. With weight / E as
-        the key of a block or a token alone, the key is the block's times the token's, divided by
-        the largest of the block's tokens. At temperature 0 it is the score.
+        The token with the largest key is the one that `draw_candidate` draws: the best token of a
+        block has the key mass / E of the block, and another token of it has a part of this, the
+        quotient of its own weight / E and the best token's. At temperature 0 the key is the score.
         noise_of: blocks [B,1,K] and tokens [B,1,8], for all rows.
         """
         op = self.op
@@ -106,7 +107,7 @@ class SamplerNodes:
         of_blocks = op("Div", mass, op("Neg", op("Unsqueeze", noise_of.blocks, op.const([1]))))
         of_tokens = op("Div", by_block, op("Neg", op("Unsqueeze", noise_of.tokens, op.const([3]))))
         largest = op("ReduceMax", of_tokens, op.const([2]), keepdims=1)
-        largest = op("Max", largest, op.const(MIN_POSITIVE, F32))  # It divides, so it is not 0.
+        largest = op("Max", largest, op.const(MIN_POSITIVE, F32))  # a divisor, so not 0
         keys = op("Mul", of_blocks, op("Div", of_tokens, largest))
         flat = op("Reshape", keys, op.const([0, rows, noise.BLOCK_SIZE * CANDIDATE_BLOCKS]))
         return op("Where", self.is_noisy(), flat, scores)
@@ -128,7 +129,7 @@ class SamplerNodes:
         return op("GatherElements", tokens, op("ArgMin", quotients, axis=2, keepdims=1), axis=2)
 
     def _candidate_weights(self, scores: ir.Value, rows: int) -> tuple[ir.Value, ir.Value]:
-        """Return the probabilities [B,rows,8K] by scores [B,rows,8K], and by block [B,rows,8,K]."""
+        """Return the probabilities [B,rows,8K] by scores [B,rows,8K]; again as [B,rows,8,K]."""
         w = SamplerNodes(self.op, self.sampler, noise.BLOCK_SIZE * CANDIDATE_BLOCKS).weights(
             scores, rows
         )

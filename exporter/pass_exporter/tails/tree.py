@@ -151,7 +151,8 @@ class _Level:
 
 
 def _parent_ranks(level: _Level, children: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return for each child (row, parent row) its parent's index in the level, and its own rank."""
+    """Return for each child (row, parent row) its parent's index in the level, and its rank among
+    the parent's children."""
     parents = [parent for _, parent in children]
     return [
         (level.rows.index(parent), parents[:i].count(parent)) for i, parent in enumerate(parents)
@@ -166,21 +167,23 @@ def _ranked_tokens(
     parent_ranks: list[tuple[int, int]],
     noise_of: RowNoise | None,
 ) -> ir.Value:
-    """Return the tokens [B,K] of K children, by their (index of a state, rank after that state).
+    """Return the tokens [B,K] of K children. states [B,n,m]: the draft head's states.
 
-    states [B,n,m]: the draft head's states. Rank 0 is the token that the head ranks highest.
+    parent_ranks: for each child, the index of its parent's state, and the rank that the head gives
+    its token after the parent; 0 is the highest rank.
     """
     op, head = tail.op, tail.head
     assert head is not None
-    count, ranks = 1 + max(i for i, _ in parent_ranks), 1 + max(rank for _, rank in parent_ranks)
+    n, rank_count = 1 + max(i for i, _ in parent_ranks), 1 + max(rank for _, rank in parent_ranks)
     direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
     # [B,r,C]
     vectors = op("Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1])
     scores = op("Add", choices.logits[depth], op("MatMul", direction, vectors))  # [B,n,C]
-    keys = scores if noise_of is None else tail.sampler.rank_candidates(scores, count, noise_of)
-    _, best = op.pair("TopK", keys, op.const([ranks]), axis=-1)
-    flat = op("Reshape", best, op.const([-1, 1, count * ranks]))
-    kept = op("Gather", flat, op.const([i * ranks + rank for i, rank in parent_ranks]), axis=2)
+    keys = scores if noise_of is None else tail.sampler.rank_candidates(scores, n, noise_of)
+    _, best = op.pair("TopK", keys, op.const([rank_count]), axis=-1)
+    flat = op("Reshape", best, op.const([-1, 1, n * rank_count]))
+    chosen = op.const([i * rank_count + rank for i, rank in parent_ranks])
+    kept = op("Gather", flat, chosen, axis=2)
     return op("Squeeze", choices.token_ids(depth, kept), op.const([1]))
 
 

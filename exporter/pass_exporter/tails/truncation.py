@@ -30,6 +30,7 @@ def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int
     need it, TopK gets numbers that are sorted already, which takes a CPU a fifth of the time.
     """
     k = min(MAX_CANDIDATES, vocab_size)
+    # The search by blocks looks at 8 * k tokens, so it is only for larger vocabularies.
     if vocab_size <= 2 * noise.BLOCK_SIZE * k:
         return op.pair("TopK", p, op.const([k]), axis=-1)[0]
     maxima = _block_maxima(op, p, rows, vocab_size)
@@ -54,24 +55,24 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     ranks = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
     # No rank is less than 0, if both are off.
     in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)
-    mass = op("Where", no_p, op.const(2, F32), top_p)  # more than any sum of probabilities
-    limit = op("Where", in_top_k, mass, op.const(-1, F32))
-    # What a value that is not kept counts as in the minimum; if both are off, the minimum is 0.
+    # A value is kept if the sum of the values before it is less. 2 is more than any such sum.
+    limit = op("Where", in_top_k, op("Where", no_p, op.const(2, F32), top_p), op.const(-1, F32))
+    # What stands for a value that is not kept in the minimum; if both are off, the minimum is 0.
     unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
 
     axis = op.const([2])
     of_top_k = op("Where", in_top_k, values, op.const(0, F32))
     total = op("Where", no_k, op.const(1, F32), op("ReduceSum", of_top_k, axis, keepdims=1))
-    before = op("CumSum", op("Div", of_top_k, total), op.const(2), exclusive=1)
+    sum_before = op("CumSum", op("Div", of_top_k, total), op.const(2), exclusive=1)
     smallest = op(
-        "ReduceMin", op("Where", op("Less", before, limit), values, unkept), axis, keepdims=1
+        "ReduceMin", op("Where", op("Less", sum_before, limit), values, unkept), axis, keepdims=1
     )
     largest = op("Slice", values, op.const([0]), op.const([1]), axis)
     return op("Max", smallest, op("Mul", op.per_request("min_p"), largest))
 
 
 def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
-    """Return whether the values `first` [B,R,FIRST_CANDIDATES] suffice: bool [B,R,1]."""
+    """Return whether `first` [B,R,FIRST_CANDIDATES] suffice for top-k and top-p: bool [B,R,1]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     mass = op("ReduceSum", first, op.const([2]), keepdims=1)
     reached = op("Greater", mass, op("Add", top_p, op.const(TOP_P_MARGIN, F32)))
@@ -86,7 +87,7 @@ def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
 
 
 def _block_maxima(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """Return the largest value [B,R,V/8] of each block of token ids; None if some are not full."""
+    """Return the largest value [B,R,V/8] of each block; None if V is no multiple of its size."""
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None

@@ -1,4 +1,4 @@
-"""Selects noise for the tokens that a pass draws, from that of all positions it may draw for.
+"""Selects noise for tokens from the noise of all positions that a pass may draw tokens for.
 
 The *place* of a position is its index among these positions. Shapes are those of
 `tails.noise_nodes`.
