@@ -31,8 +31,9 @@ def bf16_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
 def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy with parameters in bf16, for many passes: `bf16_autocast` would convert the
     parameters in every pass."""
-    weights = {
+    # deepcopy's memo: what it has as the copy of an object is not copied again.
+    memo = {
         id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False)
         for weight in model.parameters()
     }
-    return copy.deepcopy(model, weights)
+    return copy.deepcopy(model, memo)

@@ -3,10 +3,10 @@
 The loss is estimated. If rounding changes a tensor by d, the mean log-likelihood of a token falls
 by about the mean over rows of sum(g^2 d^2) / 2, where g is the log-likelihood's gradient at the
 tensor (the diagonal of the empirical Fisher information). One forward and one backward pass give g
-at every point, and so the loss of any number of scales; and they give g at the outputs of the
-layers, and so the loss from rounding weights. With static scales at all points of SmolLM2 the
-losses add up to 0.029 nats per token; the real loss was 0.044 on Wikipedia and 0.028 on code. On
-the text that gave the channel maxima they would add up to half of that, so another text is used.
+at every point, from which the loss with any scale follows, and g at the outputs of the layers, from
+which the loss from rounding weights follows. In one measurement the losses of SmolLM2's points with
+static scales added up to 0.029 nats per token; the real loss was 0.044 on Wikipedia and 0.028 on
+code. On the text that gave the channel maxima the estimate is half of that: another text is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pass_exporter.quantize.spec import MAX_SIGNED_CODE, WeightScheme
 
 MAX_CODE = MAX_SIGNED_CODE["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Factors to try on the scale that just covers `channel_maxima`. Values beyond the scale are
+"""Factors to try on the scale that just covers `channel_maxima`. Larger values than a scale covers are
 clipped. Some factors exceed 1, because an MLP may output values ten times as large as any in the
 thousands of tokens that gave the maxima."""
 BATCH_TOKENS = 512
@@ -68,14 +68,14 @@ def channel_maxima(
     """Return by point the largest magnitude of every channel [in] on text with ids [N,T]."""
     maxima: dict[QuantPoint, torch.Tensor] = {}
 
-    def record(point: QuantPoint, x: torch.Tensor) -> None:
+    def record(point: QuantPoint, _: int, x: torch.Tensor) -> None:
         largest = x.abs().flatten(0, -2).amax(0).float()
         maxima[point] = torch.maximum(maxima[point], largest) if point in maxima else largest
 
     batches = _batches(ids)
-    with bf16_autocast(model), _watching(model, points, lambda point, _, x: record(point, x)):
-        for done, rows in enumerate(batches):
-            model.model(input_ids=rows, use_cache=False)
+    with bf16_autocast(model), _watching(model, points, record):
+        for done, batch in enumerate(batches):
+            model.model(input_ids=batch, use_cache=False)
             step(done + 1, len(batches))
     return maxima
 
@@ -93,11 +93,12 @@ def static_scales(
     """
     losses, batches = _Losses(maxima), _batches(ids)
     with bf16_autocast(model), losses.collecting(model, scheme):
-        for done, rows in enumerate(batches):
-            embedded = model.get_input_embeddings()(rows).requires_grad_()
+        for done, batch in enumerate(batches):
+            embedded = model.get_input_embeddings()(batch).requires_grad_()
             hidden = model.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
-            hidden.backward(_likelihood_gradient(model, hidden.detach(), rows))
+            hidden.backward(_likelihood_gradient(model, hidden.detach(), batch))
             step(done + 1, len(batches))
+    # The first token of each sequence is not predicted.
     return losses.best(tokens=ids.shape[0] * (ids.shape[1] - 1))
 
 
@@ -116,15 +117,15 @@ def _likelihood_gradient(
 
 
 def _batches(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Split the sequences [N,T] into batches of at most BATCH_TOKENS tokens, or one sequence."""
+    """Split sequences [N,T] into batches of at most BATCH_TOKENS tokens, or of one longer one."""
     return torch.split(ids, max(1, BATCH_TOKENS // ids.shape[1]))
 
 
 class _Losses:
-    """Sums up the estimated loss from rounding by point, in nats.
+    """Sums up, for each point, the estimated losses from rounding, in nats.
 
     covering: the scale that just covers the maxima.
-    inputs: the loss from rounding the tensor with every factor of CLIPS.
+    inputs: the losses from rounding the tensor, one for each factor of CLIPS.
     weights: the loss from rounding the readers' weights.
     """
 
@@ -148,7 +149,7 @@ class _Losses:
             yield
 
     def best(self, tokens: int) -> dict[QuantPoint, StaticScale]:
-        """Return each point's scale of least loss. tokens: the number that the sums are over."""
+        """Return each point's scale of least loss. tokens: how many were predicted in all."""
         scales = {}
         for point, losses in self.inputs.items():
             clip = int(losses.argmin())

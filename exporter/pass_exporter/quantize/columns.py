@@ -21,7 +21,7 @@ from pass_exporter.quantize.smooth import MIN_MAGNITUDE
 SMOOTHING_EXPONENT = 0.2
 """SmoothQuant's alpha (see quantize/smooth.py)."""
 ADDED_COLUMNS = 96
-"""The number of columns less that of channels; each more enlarges the product. SmolLM2's perplexity
+"""How many more columns than channels there are; each enlarges the product. SmolLM2's perplexity
 needs 96, Qwen2.5-Coder-0.5B's 64."""
 SCALE_MARGIN = 1.25
 """The scale covers the measured maximum times this. Magnitudes in Wikipedia and Python were up to
@@ -32,7 +32,7 @@ MAX_CODE = 126.5
 
 @dataclass(frozen=True)
 class ColumnSplit:
-    """The transformation of rows with channels [...,in] to rows with columns [...,n].
+    """The transformation of rows [...,in] of channels to rows [...,n] of n columns.
 
     divisor [in] float32: the number that each channel is divided by.
     copies [in] int64: the number of columns of each channel, which are adjacent.
@@ -82,7 +82,7 @@ def split_columns(weight: torch.Tensor, maxima: torch.Tensor) -> ColumnSplit:
     magnitudes = maxima.float().clamp(min=MIN_MAGNITUDE)
     largest_weights = weight.abs().amax(0).float().clamp(min=MIN_MAGNITUDE)
     divisor = magnitudes**SMOOTHING_EXPONENT / largest_weights ** (1 - SMOOTHING_EXPONENT)
-    divisor /= divisor.median()
+    divisor /= divisor.median()  # A common factor changes the scales, but no code.
     magnitudes = magnitudes / divisor
     copies = torch.ones(len(maxima), dtype=torch.int64)
     for _ in range(ADDED_COLUMNS):

@@ -36,7 +36,7 @@ def rounded_activations(
 ) -> Iterator[dict[str, QuantizedInput]]:
     """Round the inputs of layers with a static scale, and of their adapter, within the block.
 
-    Yields the rounded inputs of the last pass, by the trunk's name of the weight that reads them.
+    Yields, by a weight's name in the trunk, the rounded input that it had in the last pass.
     """
     inputs: dict[str, QuantizedInput] = {}
 

@@ -23,7 +23,7 @@ from pass_exporter.quantize.spec import QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
-"""The Hessian's diagonal gets this times its mean added, so that Cholesky's method works."""
+"""This times its mean is added to the Hessian's diagonal, to make the Hessian positive definite."""
 FORECAST_MINUTES, FORECAST_SHARE = 30, 0.02
 """After FORECAST_SHARE of the work, a warning says how long all of it will take, if that is more
 than FORECAST_MINUTES."""

@@ -65,7 +65,7 @@ def _layer_points(model: PreTrainedModel, name: str, layer: Any) -> Iterator[Qua
     # Gemma3 has norms before and after the MLP, with other names.
     mlp_norm = getattr(layer, "pre_feedforward_layernorm", mlp_norm)
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    # Phi3 has one layer for q, k and v, and one for gate and up.
+    # Phi3 has one layer for q, k and v, and one for gate and up, with outputs in this order.
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     if hasattr(layer.self_attn, "qkv_proj"):
         qkv = ("qkv_proj",)

@@ -20,7 +20,7 @@ from pass_exporter.quantize.spec import INT8, MAX_UNSIGNED_CODE, WeightScheme
 BLOCK_SIZE = 32
 UINT4 = WeightScheme("int4", BLOCK_SIZE, zero_points=True)
 PROBE_OUTPUTS = 8
-"""A format is tried on so many outputs of a weight, before it is tried on all."""
+"""A format is tried on this many outputs of a weight, before it is tried on all."""
 TOLERANCES = {torch.float32: (0.0,), torch.float16: (0.0, 2**-10), torch.bfloat16: (2**-6,)}
 """By the model's dtype, the errors to accept, relative to the largest value of the block, tried in
 turn. fp32 holds the file's values. fp16 rounds them, sometimes to a value that no float16 scale
@@ -72,6 +72,7 @@ def _joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
 def _solve(form: _Format, weight: torch.Tensor) -> QuantizedWeight | None:
     """Return the codes of some outputs of a weight; None if a block fits no guess."""
     scheme, blocks = form.scheme, weight.float().reshape(-1, BLOCK_SIZE)
+    # A block with more distinct values than there are 4-bit codes needs no guesses.
     if (
         scheme.code_type == "int4"
         and _max_distinct(blocks[: PROBE_OUTPUTS * BLOCK_SIZE]) > MAX_UNSIGNED_CODE["int4"] + 1
@@ -124,20 +125,20 @@ def _max_distinct(blocks: torch.Tensor) -> int:
 
 
 def _scale(size: torch.Tensor, steps: int, nudge: int) -> torch.Tensor:
-    """Return size / steps in float16, moved by `nudge` float16 values; 1 for blocks of zeros."""
+    """Return size / steps in float16, `nudge` representable values up; 1 for blocks of zeros."""
     scale = (size / steps).half()
     scale = (scale.view(torch.int16) + nudge).view(torch.float16).float()
     return torch.where((size > 0) & (scale > 0), scale, 1)
 
 
 NUDGES = (0, 1, -1, 2, -2)
-"""The rounding in a quantizer may have moved a scale by so many float16 values."""
+"""A quantizer's rounding may have moved a scale by so many representable float16 values."""
 
 
 def _q4_0() -> Iterator[Guess]:
-    """Return guesses for Q4_0: the largest magnitude has code 8, of the side of 0 with 8 codes.
+    """Return guesses for Q4_0: the largest magnitude is 8 steps from 0, on the side with 8 codes.
 
-    A quantizer may have chosen a larger scale, so smaller codes are tried as well.
+    A quantizer may have chosen a larger scale, so fewer steps are tried as well.
     """
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fit:
@@ -149,7 +150,7 @@ def _q4_0() -> Iterator[Guess]:
 
 
 def _q8_0() -> Iterator[Guess]:
-    """Return guesses for Q8_0: the largest magnitude has code 127, or another one."""
+    """Return guesses for Q8_0: the largest magnitude is 127 steps from 0, or 128, or fewer."""
 
     def guess(steps: int, nudge: int, blocks: torch.Tensor) -> Fit:
         scale = _scale(blocks.abs().amax(-1, keepdim=True), steps, nudge)
@@ -162,7 +163,7 @@ def _q8_0() -> Iterator[Guess]:
 
 
 def _q4_1() -> Iterator[Guess]:
-    """Return guesses for Q4_1: the least and the largest value have codes 0 and 15, or others.
+    """Return guesses for Q4_1: the least and the largest value have codes 0 and 15, or other codes.
 
     Each pair of codes is tried with the zero point that makes the offset small, and with zero point
     0: a small offset, which is a difference of larger numbers, may be inexact.

@@ -30,6 +30,7 @@ DATA_TYPES = {
     ("int8", True): ir.DataType.UINT8,
     ("fp8", False): ir.DataType.FLOAT8E4M3FN,
 }
+"""By `WeightScheme.code_type` and `zero_points`."""
 
 SCALE_SUFFIX = ".input.scale"
 """The scale of rounded rows is named after the first weight that reads them, plus this suffix."""
@@ -38,12 +39,12 @@ ZERO_POINT = "activation.zero_point"
 """Name of the initializer that all activations share as their zero point: 0, int8."""
 
 MIN_SUM_COLUMNS = 16
-"""A row has at least so many block sums. ONNX Runtime merges equal constants of up to 8 numbers,
+"""A row has at least this many block sums. ONNX Runtime merges equal constants of up to 8 numbers,
 and fuses no product whose constant has several readers, so the sums' matrices must be larger."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Make MatMuls of quantized weights read codes, and rounded rows if these have a static scale.
+    """Make MatMuls of quantized weights read codes, and rounded rows if the rows have a scale.
 
     weight_parts: by the name of a weight in the graph, the model's weights that it joins. The codes
     are transposed and packed only when the graph is saved, one tensor at a time.
@@ -73,7 +74,7 @@ class _Rewriter:
         parts: Sequence[QuantizedWeight],
     ) -> None:
         """Rewrite `node`, the product of rows and `weight`. parts: the codes of the weights `names`
-        that `weight` joins."""
+        that `weight` joins. All of these read the same rows, so they have the same static scale."""
         rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
         assert rows is not None and weight.dtype is not None
         node.replace_input_with(
@@ -191,7 +192,7 @@ class _Rewriter:
         Sums after the last block are 0: see MIN_SUM_COLUMNS. The sums are the product of the rows
         with a matrix of int4 codes, 1 at the inputs of a block and else 0. For a product with codes
         ONNX Runtime rounds the rows to 8 bits, as it does in `node`, and both must be products of
-        the same rounded rows. The matrix has this one reader, because ONNX Runtime does not fuse a
+        the same rounded rows. The matrix has only this reader, because ONNX Runtime does not fuse a
         DequantizeLinear with several.
         """
         rows, blocks, sums = node.inputs[0], packed.scales.shape[1], _sum_columns(packed)

@@ -146,7 +146,7 @@ def _covering(
 
 
 def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scale rounded to `dtype`, in which the bundle has it; 1 for a block of zeros."""
+    """Return the scale rounded to `dtype`, as the bundle stores it; 1 for a block of zeros."""
     scale = scale.to(dtype).float()
     return torch.where(scale > 0, scale, 1)
 

@@ -1,7 +1,7 @@
-"""SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): divides channels of large activations by a
-factor in the norm or layer that produces them, and multiplies the weights that read them by it. The
-model's results stay the same. Its channels then have similar magnitudes, so that rounding
-activations to 8 bits loses less.
+"""SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): divides channels of large activations by
+factors, in the norm or layer that produces the channels, and multiplies the weights that read a
+channel by its factor. The model's results stay the same, but the channels have similar magnitudes,
+so that rounding activations to 8 bits loses less.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def smooth(
         divisor = torch.where((magnitudes > MIN_MAGNITUDE) & (weights > MIN_MAGNITUDE), divisor, 1)
         if isinstance(producer, LayerOutputs):
             _divide_outputs(layers[producer.name], adapters.get(producer.name), producer, divisor)
-            # From here on by channel: outputs appear in the input several times.
+            # Now by channel of the input, which has every output `repeats` times.
             divisor = divisor.view(-1, 1, producer.width).expand(-1, producer.repeats, -1).flatten()
         else:
             divisor = _divide_norm(producer, divisor)
@@ -72,7 +72,7 @@ def _by_output(outputs: LayerOutputs, channels: torch.Tensor) -> torch.Tensor:
 
 
 def _divide_norm(norm: Any, divisor: torch.Tensor) -> torch.Tensor:
-    """Divide the norm's weight. Return the exact divisor: the new weight has the model's dtype."""
+    """Divide the norm's weight. Return the divisor that rounding to the weight's dtype leaves."""
     # Gemma multiplies by one plus the weight.
     offset = 1.0 if type(norm).__name__.startswith("Gemma") else 0.0
     before = norm.weight.float() + offset

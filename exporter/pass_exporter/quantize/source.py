@@ -50,7 +50,7 @@ def check_gguf_types(source: ModelSource) -> None:
 
 @torch.no_grad()
 def keep_source_codes(model: PreTrainedModel, step: Step) -> dict[str, QuantizedWeight]:
-    """Return the codes of the linear layers and "lm_head" by name; set weights to codes' values.
+    """Return the codes by layer ("lm_head" too), and set the weights to the values of the codes.
 
     Layers whose number of inputs is not a multiple of the block size keep their weights.
     """

@@ -35,7 +35,7 @@ class WeightScheme:
     shrink_factors: tuple[float, ...] = (1.0,)
 
     def fits(self, inputs: int) -> bool:
-        """Whether `inputs` is a multiple of the block size. Other layers are not quantized."""
+        """Whether the block size divides a layer's `inputs`. If not, the layer is not quantized."""
         return self.block_size is None or inputs % self.block_size == 0
 
 

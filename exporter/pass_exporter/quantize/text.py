@@ -9,12 +9,12 @@ from pass_exporter.progress import Step
 from pass_exporter.quantize.bf16 import bf16_copy, uses_bf16
 from pass_runtime.errors import PassError
 
-WINDOW_TOKENS = 256
-MAX_WINDOWS = 24
+FILE_TOKENS, MAX_FILE_SEQUENCES = 256, 24
+"""The length of a sequence from a file, and how many are used."""
 OWN_SEQUENCES, OWN_TOKENS, SEQUENCES_PER_ROW = 32, 96, 2
-"""Sequences that the model writes in one batch, where one more costs little; the length of each;
-and how many are joined to a row: a row's first token has unusual activations, so few rows are
-better."""
+"""Sequences that the model writes in one batch, in which one more costs little; the length of each;
+and how many are joined to a row (a row's first token has unusual activations, so few rows are
+better)."""
 SEED = 0
 PROMPTS = (
     "The history of",
@@ -37,22 +37,21 @@ PROMPTS = (
 
 
 def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
-    """Return ids [N,WINDOW_TOKENS] of at most MAX_WINDOWS windows, at equal distances in `text`.
+    """Return ids [N,FILE_TOKENS] of N <= MAX_FILE_SEQUENCES sequences at equal distances in `text`.
 
-    Raises PassError if the text has fewer than two windows.
+    Raises PassError if the text has fewer than two sequences.
     """
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    windows = [
-        ids[start : start + WINDOW_TOKENS]
-        for start in range(0, len(ids) - WINDOW_TOKENS + 1, WINDOW_TOKENS)
+    sequences = [
+        ids[start : start + FILE_TOKENS]
+        for start in range(0, len(ids) - FILE_TOKENS + 1, FILE_TOKENS)
     ]
-    if len(windows) < 2:
+    if len(sequences) < 2:
         raise PassError(
-            f"the text of --calibrate has {len(ids)} tokens; give one of at least "
-            f"{2 * WINDOW_TOKENS}"
+            f"the text of --calibrate has {len(ids)} tokens; give one of at least {2 * FILE_TOKENS}"
         )
-    stride = max(1, len(windows) // MAX_WINDOWS)
-    return torch.tensor(windows[::stride][:MAX_WINDOWS])
+    stride = max(1, len(sequences) // MAX_FILE_SEQUENCES)
+    return torch.tensor(sequences[::stride][:MAX_FILE_SEQUENCES])
 
 
 @torch.no_grad()

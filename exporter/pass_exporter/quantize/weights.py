@@ -21,13 +21,13 @@ from pass_exporter.threads import one_thread
 
 @dataclass
 class QuantizedModel:
-    """The result of quantizing a model. All keys are a weight's name in the trunk, such as
+    """The result of quantizing a model. The keys of the dicts are weights' names in the trunk, such as
     `model.lm_head.weight`.
 
-    weights: the codes.
+    weights: the weight's codes.
     activations: the static scale of the rows that are multiplied with the weight.
-    columns: how these rows are split into columns first. Then the codes are those of the weight
-    times `ColumnSplit.divisor`.
+    columns: how these rows are split into columns before they are rounded. The codes of a weight
+    with an entry here are those of the weight times `ColumnSplit.divisor`.
     calibration: OWN_TEXT or FILE_TEXT of quantize/run.py; None if no text was run.
     """
 

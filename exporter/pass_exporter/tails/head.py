@@ -106,7 +106,8 @@ class CandidateSubset:
 
 @dataclass(frozen=True)
 class FullVocabulary:
-    """Replaces `CandidateSubset` if all tokens are candidates. logits: by row [B,1,V]. vectors: [V,r]."""
+    """In place of `CandidateSubset` if all tokens are candidates. logits: [B,1,V] by row.
+    vectors: [V,r]."""
 
     op: GraphTape
     logits: Sequence[ir.Value]
