@@ -3,8 +3,8 @@
 Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH
 times as many rows, because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So attention has
 several query rows even in a window of one row. That is wanted, because ONNX Runtime's kernels for a
-single row round differently (`trunk.pad_queries` says why that matters). Models with as many key
-heads as heads may get a spare query row instead.
+single row round differently (`trunk.pad_queries` says why that matters). Models whose query heads
+share no key heads may get a spare query row instead.
 
 The trunk for batches uses this; the trunk for one sequence has GroupQueryAttention
 (`derived.group_query`), which does not accept batches of windows with several rows.

@@ -5,7 +5,7 @@ rows.
 They have the inputs, outputs and weights file of trunk.onnx, and the same results up to rounding.
 The results of one graph are bit for bit the same for every window width. Those of a graph for
 batches are also the same for every batch size, and for every capacity that is a multiple of 64; for
-this, a model with as many key heads as heads needs spare query rows (`trunk.pad_queries`).
+this, a model whose query heads share no key heads needs spare query rows (`trunk.pad_queries`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def write_trunks_for_cpu(
 
     trunk: the portable graph without spare rows, whose weights file the derived graphs share.
     windows: each layer's sliding window in positions, None if the layer has none.
-    spare_rows: whether attention with as many key heads as heads gets spare rows, so that windows
-    of all widths agree bit for bit.
+    spare_rows: whether attention whose query heads share no key heads gets spare rows, so that
+    windows of all widths agree bit for bit.
     """
     model = trunk.clone()
     split_heads_together(model.graph)

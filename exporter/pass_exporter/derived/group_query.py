@@ -120,7 +120,7 @@ def use_group_query_attention(
 
 
 def read_layers(graph: ir.Graph, windows: Sequence[int | None]) -> list[Layer]:
-    """Find the attention of every layer. Raises UnsupportedAttention if the operator cannot compute
+    """Find the attention of every layer; raise UnsupportedAttention if the operator cannot compute
     it. windows: each layer's sliding window in positions, None if the layer has none."""
     attentions = [node for node in graph if node.op_type == "Attention"]
     return [_read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
@@ -212,12 +212,12 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))
     biases = {}
     for size in dict.fromkeys(layer.window for layer in layers):
-        near = (
+        windowed = (
             bias
             if size is None
             else add("Where", add("Less", distance, constant(f"{size}", size)), bias, unseen)
         )
-        biases[size] = add("Unsqueeze", near, constant("outer_axes", [0, 1]))  # [1,1,Q,entries]
+        biases[size] = add("Unsqueeze", windowed, constant("outer_axes", [0, 1]))  # [1,1,Q,entries]
     spare_row_pads = add("Concat", zero, zero, zero, zero, spare, zero, axis=0)
     tables = rotation_tables(model, layers, max_capacity)
     graph.insert_before(graph[0], nodes)
@@ -229,7 +229,7 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 def rotation_tables(
     model: ir.Model, layers: Sequence[Layer], max_capacity: int
 ) -> dict[tuple[ir.Value | None, ...], list[ir.Value]]:
-    """Return constants with cos and sin [positions,R/2] of every position, by `Layer.cos_sin`. They
+    """Return constants with cos and sin [positions,D/2] of every position, by `Layer.cos_sin`. They
     are computed by running the trunk's own nodes.
 
     The operator needs a table row for every valid entry and for the spare row.
@@ -304,8 +304,7 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
-    """Return the node that computes `value`. Raises UnsupportedAttention if it is of another
-    type."""
+    """Return the node that computes `value`; raise UnsupportedAttention if it is no `op_type`."""
     node = _required(value).producer()
     if node is None or node.op_type != op_type:
         raise UnsupportedAttention

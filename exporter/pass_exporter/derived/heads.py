@@ -35,7 +35,7 @@ def split_heads_together(graph: ir.Graph) -> None:
     """Replace Split, 3 Reshape, 3 Transpose, 2 RotaryEmbedding by Reshape, Transpose, Split,
     RotaryEmbedding, Split. q and k are rotated together, and split afterwards.
 
-    Layers that compute something between the product and the rotation, such as a norm, stay.
+    Layers with other nodes between the product and the rotation, such as a norm, do not change.
     """
     for split in [node for node in graph if node.op_type == "Split" and len(node.outputs) == 3]:
         q, k, v = (_heads(part) for part in split.outputs)

@@ -39,8 +39,7 @@ def fuse_residual_norms(graph: ir.Graph) -> None:
 
 
 def _fits(add: ir.Node, norm: ir.Node) -> bool:
-    """Whether `add` adds two tensors [B,Q,N], and `norm` normalizes over N with a constant
-    scale."""
+    """Whether `add` adds two tensors [B,Q,N] and `norm` is over N, with a constant scale."""
     scale = norm.inputs[1]
     over_last_axis = norm.attributes.get_int("axis", -1) in (-1, 2)
     return (

@@ -27,7 +27,7 @@ from pass_exporter.quantize.spec import MAX_SIGNED_CODE, WeightScheme
 
 MAX_CODE = MAX_SIGNED_CODE["int8"]
 CLIPS = (4.0, 3.0, 2.5, 2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.65, 0.5, 0.35)
-"""Factors to try on the scale that just covers `channel_maxima`. Larger values than a scale covers are
+"""Factors to try on the scale that just covers `channel_maxima`. Values that it does not cover are
 clipped. Some factors exceed 1, because an MLP may output values ten times as large as any in the
 thousands of tokens that gave the maxima."""
 BATCH_TOKENS = 512

@@ -21,7 +21,7 @@ from pass_exporter.threads import one_thread
 
 @dataclass
 class QuantizedModel:
-    """The result of quantizing a model. The keys of the dicts are weights' names in the trunk, such as
+    """The result of quantizing a model. The dicts' keys are weights' names in the trunk, such as
     `model.lm_head.weight`.
 
     weights: the weight's codes.

@@ -1,6 +1,6 @@
 """Traces one decoder layer of each kind and copies its nodes for the others, which saves seconds.
 
-`originals` says for each layer which layer is traced for it, by index: the first layer of its kind,
+`originals` has for each layer the index of the layer that is traced for it: the first of its kind,
 perhaps the layer itself. While the model is traced, the other layers return their input unchanged.
 Marker nodes before and after every traced layer show which nodes are the layer's. Then
 `repeat_layers` adds the copies and removes the markers.
@@ -70,12 +70,12 @@ def _weights(
     }
     if adapter is not None:
         prefix = f"layers.{layer}."
-        for index, (site, *factors) in enumerate(
+        for index, (name, *factors) in enumerate(
             zip(adapter.names, adapter.lora_A, adapter.lora_B, strict=True)
         ):
-            if site.startswith(prefix):
+            if name.startswith(prefix):
                 for part, factor in zip(("lora_A", "lora_B"), factors, strict=True):
-                    weights[f"{site.removeprefix(prefix)}.{part}"] = (
+                    weights[f"{name.removeprefix(prefix)}.{part}"] = (
                         f"adapter.{part}.{index}",
                         factor,
                     )
@@ -167,7 +167,7 @@ def repeat_layers(
             present = values[outputs[f"{PRESENT}{part}.{original}"]]
             present.name = f"{PRESENT}{part}.{index}"
             graph.outputs.append(present)
-    # What follows the layers reads the last traced one; it must read the last copy.
+    # What follows the layers reads the last traced layer; it must read the last layer of all.
     ends[max(traced)].outputs[0].replace_all_uses_with(hidden)
     graph.remove(marks, safe=True)
     del graph.opset_imports[MARKER_DOMAIN]

@@ -35,7 +35,7 @@ def pad_queries(graph: ir.Graph) -> None:
         kept.outputs[0].shape, kept.outputs[0].type = padded.shape, padded.type
         padded.shape = None  # It has a row more than the traced shape says.
         padded.replace_all_uses_with(kept.outputs[0])
-        kept.replace_input_with(0, padded)
+        kept.replace_input_with(0, padded)  # The line before replaced this input, too.
         graph.insert_after(node, kept)
 
 

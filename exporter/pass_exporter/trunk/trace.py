@@ -9,7 +9,7 @@ and S KV capacity are symbolic; V vocabulary size, H hidden size, KVH K/V heads,
     length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
     logit_rows     [R] int64       rows whose logits are computed
     past_key.i, past_value.i       [B,KVH,S,D]: the KV cache of layer i
-    lookahead_rows [A] int64       the look-ahead rows, which come last; with an adapter or head
+    lookahead_rows [A] int64       the look-ahead rows, the last ones; with an adapter or draft head
  -> logits         [B,R,V] float32
     hidden         [B,A,H] float32 the LM head's input in the look-ahead rows; with a draft head
     present_key.i, present_value.i [B,KVH,S,D]: past_key.i, past_value.i with the window written,
@@ -108,11 +108,11 @@ class Trunk(torch.nn.Module):
                 use_cache=True,
             ).last_hidden_state
         logits = self.model.lm_head(hidden.index_select(1, logit_rows))
-        head_inputs = (
+        lookahead_hidden = (
             (hidden.index_select(1, lookahead_rows).float(),) if self.outputs_hidden else ()
         )
         present = (tensor for tensor in (*cache.keys, *cache.values) if tensor is not None)
-        return (logits.float(), *head_inputs, *present)
+        return (logits.float(), *lookahead_hidden, *present)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
         """Apply the adapter to `rows` [A] alone within the block."""
@@ -170,8 +170,7 @@ def _window_rows(
 def trace_trunk(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights
 ) -> tuple[ir.Model, WeightParts]:
-    """Trace the trunk. Until `move_weights` writes them, its initializers are the model's
-    weights."""
+    """Trace the trunk. Its initializers are the model's weights until `move_weights` writes them."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
