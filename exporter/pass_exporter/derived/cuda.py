@@ -174,8 +174,7 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
         nodes.append(ir.node(op, values, attributes))
         return nodes[-1].outputs[0]
 
-    zero = constant("zero", [0])
-    one = constant("one", [1])
+    zero, one = constant("zero", [0]), constant("one", [1])
     end = constant("end", [np.iinfo(np.int64).max])
     entries = max(max_capacity, MIN_TABLE_ROWS)
     width = add("Shape", row_position)  # [1]: Q

@@ -31,13 +31,10 @@ DATA_TYPES = {
     ("fp8", False): ir.DataType.FLOAT8E4M3FN,
 }
 """By `WeightScheme.code_type` and `zero_points`."""
-
 SCALE_SUFFIX = ".input.scale"
 """The scale of rounded rows is named after the first weight that reads them, plus this suffix."""
-
 ZERO_POINT = "activation.zero_point"
 """Name of the initializer that all activations share as their zero point: 0, int8."""
-
 MIN_SUM_COLUMNS = 16
 """A row has at least this many block sums. ONNX Runtime merges equal constants of up to 8 numbers,
 and fuses no product whose constant has several readers, so the sums' matrices must be larger."""

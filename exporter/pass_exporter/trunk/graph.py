@@ -14,10 +14,8 @@ from onnxscript.optimizer import fold_constants
 
 OPSET = 24
 """The opset of every graph in a bundle. It is a part of the bundle format."""
-
 EXTERNAL_DATA_MIN_BYTES = 1024
 """Smaller tensors stay inside the .onnx file."""
-
 WeightParts = dict[str, tuple[str, ...]]
 """By the name of a weight [in,out] in the graph, the names of the model's weights [out_i,in] that
 it joins, transposed."""

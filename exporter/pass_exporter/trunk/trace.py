@@ -170,7 +170,7 @@ def _window_rows(
 def trace_trunk(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights
 ) -> tuple[ir.Model, WeightParts]:
-    """Trace the trunk. Its initializers are the model's weights until `move_weights` writes them."""
+    """Trace the trunk. Until `move_weights` is called, its initializers are the model's weights."""
     config = model.config
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
