@@ -11,11 +11,14 @@ import pytest
 import torch
 from training import Silent, equal_tensors, small_run, weights
 
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 from pass_trainer import run as run_module
 from pass_trainer.config import TrainConfig
 from pass_trainer.run import run
 from pass_trainer.schedule import WRITING_SECONDS, Schedule, Times
+from pass_trainer.text_supply import RunProcess, WrittenBeside, make_distiller
 from pass_trainer.text_writer import TorchTextWriter
 
 STEP_SECONDS, MEASURE_SECONDS, SHARD_SECONDS = 5.0, 7.0, 11.0
@@ -189,10 +192,6 @@ def test_text_of_another_process_joins_at_fixed_steps(config: TrainConfig, tmp_p
 @pytest.mark.slow
 def test_a_failure_of_the_process_that_writes_text_is_reported(config: TrainConfig, tmp_path: Path):
     """The process fails because the directory of its model does not exist."""
-    from pass_exporter.model.load import load_model
-    from pass_exporter.model.registry import resolve
-    from pass_trainer.text_supply import RunProcess, WrittenBeside, make_distiller
-
     config = replace(config, write_text="beside")
     loaded = load_model(resolve(config.model, None), "fp32")
     only_process = RunProcess(torch.device("cpu"), 0, 1)

@@ -72,7 +72,7 @@ def test_a_run_that_was_interrupted_twice_ends_with_the_same_losses_and_weights(
         with pytest.raises(KeyboardInterrupt):
             run(interrupted, Interrupted(steps))
     state = json.loads((interrupted.output / "checkpoint" / "progress.json").read_text())
-    assert 9 < state["step"] < 30  # the second process continued where the first had ended
+    assert 9 < state["step"] < 30  # the second run continued from the first
     resumed = run(interrupted, Silent())
     assert resumed.history.loss == whole.history.loss
     assert resumed.history.evaluations == whole.history.evaluations
