@@ -1,4 +1,4 @@
-"""Broken copies of the tiny model, and a .gguf file of it."""
+"""Changed copies of the tiny model, most of which are broken, and .gguf files of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Path], None]
-"""Of a model's directory, in place."""
+"""Changes the files of a model's directory, in place."""
 WEIGHTS = "model.safetensors"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 180\n"
+"""What a clone without Git LFS has in place of a large file."""
 
 
-def tensors(change: Callable[[Tensors], Tensors]) -> Change:
+def change_tensors(change: Callable[[Tensors], Tensors]) -> Change:
     def apply(directory: Path) -> None:
         changed = change(load_file(directory / WEIGHTS))
         save_file(changed, directory / WEIGHTS, metadata={"format": "pt"})
@@ -29,17 +30,17 @@ def tensors(change: Callable[[Tensors], Tensors]) -> Change:
     return apply
 
 
-def filled(name: str, value: float) -> Change:
-    """One number of a tensor is `value`."""
+def set_number(name: str, value: float) -> Change:
+    """Return a change that sets one number of the tensor `name` to `value`."""
 
-    def change(found: Tensors) -> Tensors:
-        found[name].view(-1)[5] = value
-        return found
+    def change(tensors: Tensors) -> Tensors:
+        tensors[name].view(-1)[5] = value
+        return tensors
 
-    return tensors(change)
+    return change_tensors(change)
 
 
-def settings(file: str = "config.json", **changes: Any) -> Change:
+def change_settings(file: str = "config.json", **changes: Any) -> Change:
     def apply(directory: Path) -> None:
         path = directory / file
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -47,8 +48,8 @@ def settings(file: str = "config.json", **changes: Any) -> Change:
     return apply
 
 
-def sharded(damage: Callable[[Path], None]) -> Change:
-    """In several files, the second of which is damaged."""
+def split_weights(damage: Callable[[Path], None]) -> Change:
+    """Return a change that saves the weights in several files, and damages the second file."""
 
     def apply(directory: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(directory)
@@ -59,8 +60,8 @@ def sharded(damage: Callable[[Path], None]) -> Change:
     return apply
 
 
-def cut(path: Path) -> None:
-    """A download that was broken off."""
+def cut_off(path: Path) -> None:
+    """Leave what a file has if its download was broken off."""
     path.write_bytes(path.read_bytes()[:-50])
 
 
@@ -71,8 +72,8 @@ def add_tokens(directory: Path) -> None:
 
 
 def add_words(directory: Path) -> None:
-    """Words of the vocabulary that the model has no embeddings for: it was another model's
-    tokenizer."""
+    """Add words to the vocabulary for which the model has no embeddings, as if the tokenizer were
+    that of another model."""
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"] |= {f"word{i}": 320 + i for i in range(32)}
@@ -80,11 +81,11 @@ def add_words(directory: Path) -> None:
 
 
 def add_adapter(directory: Path) -> None:
-    found = {"peft_type": "LORA", "base_model_name_or_path": "somebody/base"}
-    (directory / "adapter_config.json").write_text(json.dumps(found))
+    config = {"peft_type": "LORA", "base_model_name_or_path": "somebody/base"}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
 
 
-def broken(model: Path, directory: Path, change: Change) -> Path:
+def changed_copy(model: Path, directory: Path, change: Change) -> Path:
     shutil.copytree(model, directory)
     change(directory)
     return directory
@@ -99,8 +100,11 @@ def write_gguf(
     keys: Mapping[str, Any] = MappingProxyType({}),
     **split: Any,
 ) -> Path:
-    """The tensors of a tiny Llama in float32, under GGUF's names. keys: more keys of the file.
-    split: how GGUFWriter splits it; the names of the parts begin like that of `path`."""
+    """Write the weights of a tiny Llama in float32 to a .gguf file, and return `path`.
+
+    without, extra: the GGUF names of tensors that are left out or added. keys: more keys of the
+    file. split: options of GGUFWriter that split it in parts, whose names begin as that of `path`.
+    """
     config = json.loads((model / "config.json").read_text())
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(path, "llama", **split)
@@ -124,10 +128,10 @@ def write_gguf(
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(model / WEIGHTS).items():
-        module, _, part = name.rpartition(".")
-        stem = names.get_name(module)
-        if stem not in without:
-            writer.add_tensor(f"{stem}.{part}", tensor.numpy())
+        module, _, parameter = name.rpartition(".")
+        gguf_name = names.get_name(module)
+        if gguf_name not in without:
+            writer.add_tensor(f"{gguf_name}.{parameter}", tensor.numpy())
     for name in extra:
         writer.add_tensor(name, torch.ones(8).numpy())
     writer.write_header_to_file()

@@ -1,5 +1,4 @@
-"""Run pass-export: in this process where only the command matters, in another one where the process
-does."""
+"""Runs a command in this process, or in a process of its own for tests of the process itself."""
 
 from __future__ import annotations
 
@@ -9,23 +8,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 from click.testing import CliRunner
 
-from pass_exporter.cli import main
+import pass_exporter.cli
 
 PASS_EXPORT = [sys.executable, "-m", "pass_exporter.cli"]
 
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run pass-export in a process of its own. options: of subprocess.run."""
     command = [*PASS_EXPORT, *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, **options
     )
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What `process` gives, without the seconds in which Python imports torch. Another exception
-    than the command's own way to end is raised here."""
+def command(
+    *arguments: object, main: click.Command = pass_exporter.cli.main
+) -> subprocess.CompletedProcess[str]:
+    """Run `main` in this process, which saves the seconds in which a new one imports torch.
+
+    Return what `process` would return. Raises an exception that the command does not handle.
+    """
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -33,23 +38,22 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line on stderr of an export that must fail with status 2. Progress lines may stand
-    before it."""
+    """Return the error of a command that must have failed with status 2: one line, the last one on
+    stderr, which lines of progress may precede."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1 and lines[-1] == errors[0], done.stderr
-    assert "Traceback" not in done.stderr
+    assert errors == lines[-1:] and "Traceback" not in done.stderr, done.stderr
     return errors[0]
 
 
 def wait_for(directory: Path, pattern: str, running: subprocess.Popen[str]) -> Path:
-    """Until something in `directory` matches."""
+    """Wait until a path in `directory` matches `pattern`, and return it. Fail if the process
+    `running` ends before."""
     for _ in range(6000):
-        found = list(directory.glob(pattern))
-        if found:
-            return found[0]
+        for path in directory.glob(pattern):
+            return path
         assert running.poll() is None, running.communicate()
         time.sleep(0.01)
     raise AssertionError(f"no {pattern} in {directory}")

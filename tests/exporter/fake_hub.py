@@ -1,4 +1,4 @@
-"""What huggingface_hub asks of the Hugging Face hub, on loopback: one model, in one revision."""
+"""A fake Hugging Face hub on a loopback port, which has one model in one revision."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ COMMIT = "0123456789" * 4
 def fake_hub(
     repo: str, revision: str, directory: Path, *, without: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
-    """The hub's address, and the paths that were asked for. Files named in `without` are not
-    there."""
-    asked: list[str] = []
+    """Yield the hub's address, and a list that grows by the path of each request.
+
+    directory: has the files of the model. without: the name of a file that the hub lacks.
+    """
+    requests: list[str] = []
     names = [path.name for path in directory.iterdir() if path.name != without]
     information = json.dumps(
         {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
@@ -33,10 +35,10 @@ def fake_hub(
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            asked.append(path)
+            requests.append(path)
             files = {
-                f"/{repo}/resolve/{known}/{name}": name
-                for known in (revision, COMMIT)
+                f"/{repo}/resolve/{revision_name}/{name}": name
+                for revision_name in (revision, COMMIT)
                 for name in names
             }
             if path == f"/api/models/{repo}/revision/{revision}":
@@ -44,8 +46,8 @@ def fake_hub(
             elif path in files:
                 self.answer((directory / files[path]).read_bytes(), files[path])
             else:
-                known = {revision, COMMIT} & set(path.split("/"))
-                missing = "Entry" if known else "Revision" if repo in path else "Repo"
+                has_revision = not {revision, COMMIT}.isdisjoint(path.split("/"))
+                missing = "Entry" if has_revision else "Revision" if repo in path else "Repo"
                 self.answer(b"", status=404, error=f"{missing}NotFound")
 
         do_HEAD = do_GET
@@ -63,12 +65,13 @@ def fake_hub(
                 self.wfile.write(body)
 
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
-        yield address, asked
+        yield address, requests
 
 
 @contextmanager
 def hub_that_hangs_up() -> Iterator[tuple[str, list[str]]]:
-    """An address where every connection is closed without an answer, and the first line of each."""
+    """Yield an address where every connection is closed without an answer, and a list that grows by
+    the first line of each connection."""
     requests: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -81,7 +84,7 @@ def hub_that_hangs_up() -> Iterator[tuple[str, list[str]]]:
 
 @contextmanager
 def running(server: socketserver.TCPServer) -> Iterator[str]:
-    """Serve in a thread for the duration of the block; yields the server's address."""
+    """Serve in a thread during the `with` block, and yield the server's address."""
     with server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

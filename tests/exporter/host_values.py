@@ -50,12 +50,12 @@ DEVICE_OPERATORS = frozenset(
 """Operators of opset 24 for which the CUDA provider of onnxruntime-gpu 1.31.1 has a kernel, by what
 its library registers. A kernel for an earlier version of an operator does not run the later one:
 such a node goes to the CPU, and its tensors are copied. The `gpu` extra begins at that release.
-GatherND is left out: graphs avoid it for the sake of captures."""
+GatherND is left out: it has a kernel, but cannot be captured as a CUDA graph."""
 ONNX_RUNTIMES_OPERATORS = frozenset(
     {"GatedAdd", "GatedRMSNorm", "GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
 )
 """Operators of com.microsoft in the trunks for CUDA. GroupQueryAttention's kernels are for 16-bit
-numbers."""
+numbers only."""
 MAX_HOST_NUMBERS = 100
 """Arithmetic with sizes is computed on the host only if its constants have at most so many numbers
 (`kSmallInitializerThreshold` in ONNX Runtime)."""
@@ -65,7 +65,7 @@ def copied_values(file: Path) -> list[str]:
     """Return a line for every node that reads both sizes and tensors of the device, for every node
     without a CUDA kernel, and for every output that is a size."""
     graph = ir.load(file).graph
-    sizes: set[ir.Value] = set()
+    sizes: set[ir.Value] = set()  # values on the host
     faults = []
     for node in graph:
         kernels = DEVICE_OPERATORS if not node.domain else ONNX_RUNTIMES_OPERATORS
@@ -74,19 +74,20 @@ def copied_values(file: Path) -> list[str]:
         if node.op_type in SIZES:
             sizes.update(node.outputs)
             continue
-        read = [
+        host_inputs = HOST_INPUTS.get(node.op_type, ())
+        device_inputs = [
             value
-            for at, value in enumerate(node.inputs)
-            if at not in HOST_INPUTS.get(node.op_type, ())
+            for index, value in enumerate(node.inputs)
+            if index not in host_inputs and value is not None and not _is_small_constant(value)
         ]
-        tensors = [value for value in read if value is not None and not _is_small_constant(value)]
-        if not any(value in sizes for value in tensors):
-            continue  # its results are on the device
-        if all(value in sizes for value in tensors):
-            sizes.update(node.outputs)
+        sizes_read = [value for value in device_inputs if value in sizes]
+        if not sizes_read:
+            continue  # the results of the node are on the device
+        if len(sizes_read) == len(device_inputs):
+            sizes.update(node.outputs)  # arithmetic with sizes alone
         else:
-            named = ", ".join(str(value.name) for value in tensors if value in sizes)
-            faults.append(f"{file.name}: {node.op_type} {node.name} reads the size {named}")
+            names = ", ".join(str(value.name) for value in sizes_read)
+            faults.append(f"{file.name}: {node.op_type} {node.name} reads the size {names}")
     return faults + [
         f"{file.name}: the output {value.name} is a size"
         for value in graph.outputs

@@ -1,15 +1,15 @@
-"""Adapters change the look-ahead rows of a trunk alone, and belong to one base model."""
+"""Adapters in a trunk change look-ahead rows alone, and weights of another model are refused."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from checkpoints import change_tensors, changed_copy
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from conftest import export_bundle, make_model
 from pass_exporter.model.fingerprint import model_fingerprint, same_fingerprint
@@ -22,7 +22,9 @@ from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, prefill_plan, ve
 from pass_runtime.bundle.read import read_manifest
 from trunk_feeds import trunk_feed
 
-WINDOWS = [
+ENTRIES = 20
+"""The number of cache entries before a window."""
+PLANS = [
     ar_plan(),
     verify_plan(4),
     draft_plan(1),
@@ -33,25 +35,27 @@ WINDOWS = [
 
 
 def run_trunk(bundle: Path, plan: Plan) -> list[np.ndarray]:
-    """Return the logits of every row and the cache, for a window after 20 random entries."""
+    """Return the logits of every row and the cache, for a window after ENTRIES random entries."""
     manifest, rng = read_manifest(bundle), np.random.default_rng(0)
     model = manifest.model
     tokens = rng.integers(0, model.vocab_size, (1, plan.width))
     shape = (1, model.kv_heads, 48, model.head_dim)
     past = [rng.standard_normal(shape, np.float32) for _ in range(2 * model.layers)]
     session = open_session(bundle / manifest.trunk.file, "cpu")
-    return session.run(None, trunk_feed(session, plan, tokens, [20], past))
+    return session.run(None, trunk_feed(session, plan, tokens, [ENTRIES], past))
 
 
-@pytest.mark.parametrize("plan", WINDOWS, ids=lambda plan: plan.name)
-def test_an_adapter_does_not_change_a_bit_of_token_rows(
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def test_an_adapter_changes_no_bit_of_the_rows_of_tokens(
     random_bundle: Path, adapter_bundle: Path, plan: Plan
 ):
-    plain, adapted = run_trunk(random_bundle, plan), run_trunk(adapter_bundle, plan)
-    rows = plan.width - len(plan.lookahead_rows)
-    np.testing.assert_array_equal(adapted[0][:, :rows], plain[0][:, :rows])
-    for mine, base in zip(adapted[1:], plain[1:], strict=True):
-        np.testing.assert_array_equal(mine[:, :, : 20 + rows], base[:, :, : 20 + rows])
+    logits, *cache = run_trunk(random_bundle, plan)
+    adapted_logits, *adapted_cache = run_trunk(adapter_bundle, plan)
+    rows = plan.width - len(plan.lookahead_rows)  # the rows of tokens are the first ones
+    np.testing.assert_array_equal(adapted_logits[:, :rows], logits[:, :rows])
+    for adapted, plain in zip(adapted_cache, cache, strict=True):
+        end = ENTRIES + rows
+        np.testing.assert_array_equal(adapted[:, :, :end], plain[:, :, :end])
 
 
 def test_only_a_trunk_with_an_adapter_has_the_input_lookahead_rows(
@@ -75,22 +79,19 @@ def test_the_fingerprint_of_a_model_is_the_same_in_every_precision(tiny_model: P
 def test_weights_of_another_model_are_refused(
     tiny_model: Path, adapter_weights: Path, tmp_path: Path
 ):
-    other = tmp_path / "fine-tuned"
-    shutil.copytree(tiny_model, other)
-    tensors = load_file(other / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    nudged = {
-        name: t * (1 + 0.02 * torch.randn(t.shape, generator=generator))
-        for name, t in tensors.items()
-    }
-    save_file(nudged, other / "model.safetensors", metadata={"format": "pt"})
-    bigger = make_model(tmp_path / "bigger", num_hidden_layers=3)
-    for model in (other, bigger):
+    fine_tune = change_tensors(
+        lambda old: {
+            name: tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=generator))
+            for name, tensor in old.items()
+        }
+    )
+    fine_tuned = changed_copy(tiny_model, tmp_path / "fine-tuned", fine_tune)
+    larger, output = make_model(tmp_path / "larger", num_hidden_layers=3), tmp_path / "bundle"
+    for model in (fine_tuned, larger):
         with pytest.raises(PassError, match="was trained for another model"):
-            export_bundle(
-                model, tmp_path / "bundle", lookahead=2, lookahead_weights=adapter_weights
-            )
-    assert not (tmp_path / "bundle").exists()
+            export_bundle(model, output, lookahead=2, lookahead_weights=adapter_weights)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_weights_of_another_model_are_refused(
     ],
     ids=str,
 )
-def test_damaged_weights_are_refused(
+def test_look_ahead_weights_with_wrong_or_missing_tensors_are_refused(
     tiny_model: Path, adapter_weights: Path, tmp_path: Path, change: dict, reason: str
 ):
     with safe_open(adapter_weights, framework="pt") as file:
@@ -120,7 +121,9 @@ def test_damaged_weights_are_refused(
 
 
 @pytest.mark.parametrize("record", ['{"format": "pass-lookahead", "version": 2}', "{}", "no"])
-def test_weights_of_another_version_are_refused(tiny_model: Path, tmp_path: Path, record: str):
+def test_look_ahead_weights_of_another_version_are_refused(
+    tiny_model: Path, tmp_path: Path, record: str
+):
     path = tmp_path / "other.safetensors"
     save_file({"lookahead": torch.zeros(2, 64)}, path, metadata={"pass": record})
     with pytest.raises(PassError, match="another version of pass-train"):

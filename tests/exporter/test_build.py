@@ -1,4 +1,5 @@
-"""pass-export build: its choices, its refusals, and builds that are interrupted or run together."""
+"""pass-export build: the capacity, widths and targets that it chooses, what it refuses, and builds
+that are interrupted or run at the same time."""
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ RTX, FULL = LIBRARIES["tensorrt-rtx"], LIBRARIES["tensorrt"]
 ADA = DeviceInfo("NVIDIA L4", "sm89", 20 << 30, 23 << 30)
 HOPPER = DeviceInfo("NVIDIA H100", "sm90", 70 << 30, 79 << 30)
 CONFIG = EngineConfig("tensorrt-rtx", compute_capability=("8.9",), max_seq_len=100)
+"""Engines that can be built without a GPU, for ADA."""
 
 
 @pytest.fixture
@@ -52,16 +54,16 @@ def manifest(tiny_bundle: Path) -> Manifest:
     return read_manifest(tiny_bundle)
 
 
-class Stopping(SilentProgress):
-    """Raises KeyboardInterrupt at the n-th step of a phase."""
+class Interrupted(SilentProgress):
+    """Raises KeyboardInterrupt at step number `step` of the phases with `phase` in their names."""
 
     def __init__(self, phase: str, step: int) -> None:
-        self._phase, self._step, self._seen = phase, step, 0
+        self._phase, self._steps_left = phase, step
 
     def phase(self, name: str):
         def step(_done: int, _total: int) -> None:
-            self._seen += self._phase in name
-            if self._seen == self._step:
+            self._steps_left -= self._phase in name
+            if self._steps_left == 0:
                 raise KeyboardInterrupt
 
         return step
@@ -71,13 +73,14 @@ class Stopping(SilentProgress):
 def test_an_interrupted_build_continues_with_the_next_engine(bundle: Path):
     before = (bundle / FILE_NAME).read_bytes()
     with pytest.raises(KeyboardInterrupt):
-        build_engines(bundle, CONFIG, Stopping("tails", 4))
+        build_engines(bundle, CONFIG, Interrupted("tails", 4))
     assert (bundle / FILE_NAME).read_bytes() == before
     with pytest.raises(KeyboardInterrupt):  # inside the library's own build of the trunk
-        build_engines(bundle, CONFIG, Stopping("trunk", 1))
+        build_engines(bundle, CONFIG, Interrupted("trunk", 1))
     assert (bundle / FILE_NAME).read_bytes() == before
     report = build_engines(bundle, CONFIG, SilentProgress())
-    # Of 4 plans three samplers; log-probabilities, and logits processors.
+    # The engines of all tails are kept: of three samplers for each of four plans, log-probabilities
+    # and logits processors.
     assert report.resumed == len(report.engines.engines) - 1 == 14
     assert [path.name for path in (bundle / "engines").iterdir()] == [report.engines.directory]
     assert {path.name for path in report.engines.path(bundle).iterdir()} == {
@@ -87,7 +90,7 @@ def test_an_interrupted_build_continues_with_the_next_engine(bundle: Path):
 
 @pytest.fixture
 def any_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make engines without the library, which takes seconds."""
+    """Make fake engines, because the library takes seconds for each."""
     monkeypatch.setattr(
         EngineBuilder, "build", lambda _self, source, _step: repr(source.profiles).encode()
     )
@@ -98,18 +101,17 @@ def test_engines_are_replaced_with_force_only(bundle: Path):
     first = build_engines(bundle, CONFIG, SilentProgress()).engines
     with pytest.raises(PassError, match=r"already; use --force"):
         build_engines(bundle, CONFIG, SilentProgress())
-    changed = replace(CONFIG, max_seq_len=200, force=True)
-    second = build_engines(bundle, changed, SilentProgress()).engines
+    longer = replace(CONFIG, max_seq_len=200, force=True)
+    second = build_engines(bundle, longer, SilentProgress()).engines
     assert second.capacities != first.capacities
     assert read_manifest(bundle).engines == (second,)
     assert not first.path(bundle).exists()
-    other = build_engines(
-        bundle, replace(CONFIG, compute_capability=("sm120",)), SilentProgress()
-    ).engines
+    for_other_gpu = replace(CONFIG, compute_capability=("sm120",))
+    other = build_engines(bundle, for_other_gpu, SilentProgress()).engines
     assert read_manifest(bundle).engines == (second, other)
 
 
-def test_only_one_build_at_a_time_makes_a_set(bundle: Path):
+def test_only_one_build_at_a_time_makes_engines_for_the_same_gpu(bundle: Path):
     with engine_staging.staging(bundle, "of-one-gpu"):
         with (
             pytest.raises(
@@ -131,7 +133,8 @@ def test_only_one_build_at_a_time_makes_a_set(bundle: Path):
 def test_only_one_build_at_a_time_changes_the_manifest(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Otherwise the manifest would list the engines of one of two builds that end together."""
+    """A build adds its engines to the manifest that it reads. Without a lock, a build that ends at
+    the same time could lose its own."""
 
     def read(path: Path) -> Manifest:
         with pytest.raises(BlockingIOError):
@@ -163,17 +166,18 @@ def build_one(source: Source) -> bytes:
 def test_engines_that_compile_kernels_allocate_nothing_while_they_run(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A CUDA graph cannot allocate. The library refuses operators that need to."""
+    """A CUDA graph cannot allocate memory. With the flag, the library refuses operators that do."""
     import tensorrt_rtx as trt
 
-    made, config = [], EngineBuilder._config
-    monkeypatch.setattr(
-        EngineBuilder,
-        "_config",
-        lambda builder, *given: (made.append(config(builder, *given)), made[-1])[1],
-    )
+    configs, make_config = [], EngineBuilder._config
+
+    def recorded_config(builder, *arguments):
+        configs.append(make_config(builder, *arguments))
+        return configs[-1]
+
+    monkeypatch.setattr(EngineBuilder, "_config", recorded_config)
     assert build_one(source_of(helper.make_node("Neg", ["x"], ["y"])))
-    assert made[0].get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert configs[0].get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +190,13 @@ def test_engines_that_compile_kernels_allocate_nothing_while_they_run(
         (4160, (512, 2048, 4160)),
     ],
 )
-def test_columns_just_below_the_capacity_are_left_out(capacity: int, columns: tuple[int, ...]):
+def test_columns_just_below_the_capacity_get_no_profile_of_their_own(
+    capacity: int, columns: tuple[int, ...]
+):
     assert column_steps(capacity) == columns
 
 
-def test_an_unsupported_operator_is_refused_by_name():
+def test_the_error_for_an_unsupported_operator_names_its_node():
     node = helper.make_node("Bernoulli", ["x"], ["y"], name="toss")
     with pytest.raises(
         PassError, match=r"g\.onnx: .* node 'toss' \(Bernoulli\): .*Reducing a failing graph"
@@ -200,27 +206,25 @@ def test_an_unsupported_operator_is_refused_by_name():
 
 def test_a_graph_with_other_tensors_than_the_manifest_is_refused():
     node = helper.make_node("Neg", ["x"], ["y"])
-    assert build_one(source_of(node))
+    source, extra = source_of(node), Tensor(name="z", dtype="float32", shape=(1,))
+    assert build_one(source)
     with pytest.raises(
         PassError, match=r"x is .*float32.* in tensorrt-rtx, but .*float16.* in the manifest"
     ):
         build_one(source_of(node, "float16"))
     with pytest.raises(PassError, match="is missing in tensorrt-rtx"):
-        extra = Tensor(name="z", dtype="float32", shape=(1,))
-        build_one(replace(source_of(node), inputs=(*source_of(node).inputs, extra)))
+        build_one(replace(source, inputs=(*source.inputs, extra)))
 
 
 def test_a_cache_that_is_not_updated_in_place_is_refused(tiny_bundle: Path, manifest: Manifest):
     trunk = graph_sources(tiny_bundle, manifest, (512,))[-1]
+    wrong = {name: source for name, source in trunk.aliases.items() if name != "present_key.0"}
     with pytest.raises(PassError, match=r"present_key\.0 does not update past_key\.0 in place"):
-        wrong = {name: source for name, source in trunk.aliases.items() if name != "present_key.0"}
-        EngineBuilder(RTX, ("sm89",)).build(
-            replace(trunk, aliases=wrong), lambda _done, _steps: None
-        )
+        build_one(replace(trunk, aliases=wrong))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "asked", "device", "expected"),
+    ("library", "compute_capability", "device", "expected"),
     [
         (RTX, (), ADA, ("sm89",)),
         (RTX, ("12.0", "sm86"), ADA, ("sm86", "sm120")),
@@ -234,18 +238,19 @@ def test_a_cache_that_is_not_updated_in_place_is_refused(tiny_bundle: Path, mani
         (FULL, (), None, "none is visible"),
     ],
 )
-def test_targets(chosen, asked, device, expected):
-    config = EngineConfig(chosen.name, compute_capability=asked)
+def test_targets_are_those_that_are_named_or_the_gpu(library, compute_capability, device, expected):
+    """TensorRT builds for the GPU of this machine alone. expected: the targets, or the error."""
+    config = EngineConfig(library.name, compute_capability=compute_capability)
     if isinstance(expected, tuple):
-        assert choose_targets(chosen, config.compute_capability, device) == expected
+        assert choose_targets(library, config.compute_capability, device) == expected
         return
     with pytest.raises(PassError, match=expected):
-        choose_targets(chosen, config.compute_capability, device)
+        choose_targets(library, config.compute_capability, device)
 
 
-def test_number_formats_and_targets(manifest: Manifest):
+def test_a_target_that_does_not_support_a_number_format_is_refused(manifest: Manifest):
     model = manifest.model
-    for update, targets, missing in (
+    for update, targets, error in (
         ({"dtype": "bfloat16"}, ("sm75", "sm89"), "sm75 does not support bfloat16"),
         ({"weights": "fp8"}, ("sm86", "sm89"), "sm86 does not support fp8"),
         ({"dtype": "float16", "weights": "int4"}, ("sm75",), "sm75 does not support int4"),
@@ -253,15 +258,15 @@ def test_number_formats_and_targets(manifest: Manifest):
     ):
         changed = manifest.model_copy(update={"model": model.model_copy(update=update)})
         check_formats(changed, targets[1:])
-        with pytest.raises(PassError, match=missing):
+        with pytest.raises(PassError, match=error):
             check_formats(changed, targets)
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, 768),  # the model's own limit
-        ({"max_seq_len": 100}, 192),  # and the widest window, in steps of 64
+        ({}, 768),  # the model's limit
+        ({"max_seq_len": 100}, 192),  # 100 tokens and the widest window, 49, as a multiple of 64
         ({"max_seq_len": 768}, 768),
         ({"capacity": 200}, 200),
         ({"capacity": 200, "max_seq_len": 180}, 200),
@@ -273,7 +278,10 @@ def test_number_formats_and_targets(manifest: Manifest):
         ({"max_seq_len": 5000}, "must be 1 to 768"),
     ],
 )
-def test_capacity(manifest: Manifest, options, expected):
+def test_the_capacity_holds_the_longest_text_and_the_widest_window(
+    manifest: Manifest, options, expected
+):
+    """expected: the capacity, or the error."""
     config = EngineConfig("tensorrt", **options)
     if isinstance(expected, int):
         assert choose_capacity(config.capacity, config.max_seq_len, manifest) == expected
@@ -285,7 +293,8 @@ def test_capacity(manifest: Manifest, options, expected):
 def test_an_engine_that_needs_too_much_memory_is_refused(tiny_bundle: Path, manifest: Manifest):
     profiles = graph_sources(tiny_bundle, manifest, (512,))[-1].profiles
     small, large = (estimate(tiny_bundle, manifest, profiles, 512, batch, 0) for batch in (1, 8))
-    cache = 2 * 2 * 2 * 16 * 512 * 4  # keys and values, layers, KV heads, head size, columns, fp32
+    # keys and values, layers, KV heads, head size, columns, bytes of fp32
+    cache = 2 * 2 * 2 * 16 * 512 * 4
     assert (small.kv_cache, large.kv_cache) == (cache, 8 * cache)
     assert small.weights == sum(
         (tiny_bundle / name).stat().st_size for name in ("trunk.onnx", "trunk.onnx.data")
@@ -297,41 +306,40 @@ def test_an_engine_that_needs_too_much_memory_is_refused(tiny_bundle: Path, mani
 
 
 def test_prefill_widths(tiny_bundle: Path, manifest: Manifest):
-    """They are limited by the capacity and by a GiB for the rows; the estimate of memory includes
-    them."""
-    columns = (512, 2048, 4160)
+    """They are at most the capacity, and their rows must fit into a GiB. The trunk has a profile
+    for each, which the estimate of memory includes."""
+    columns = (512, 2048, 4160)  # the last is the capacity
     large = manifest.model_copy(update={"model": manifest.model.model_copy(update={"heads": 64})})
-
-    def chosen(given: str | None = None, manifest: Manifest = manifest) -> tuple[int, ...]:
-        widths = None if given is None else tuple(map(int, given.split(",")))
-        return choose_widths(widths, manifest, columns)
-
-    assert (chosen(), chosen(manifest=large)) == ((2048, 1024, 256, 32), (256, 32))
-    assert chosen("64,1024,64") == (1024, 64)
-    for wrong in ("1", "5000", "256,0"):
+    default = choose_widths(None, manifest, columns)
+    assert default == (2048, 1024, 256, 32)
+    assert choose_widths(None, large, columns) == (256, 32)
+    assert choose_widths((64, 1024, 64), manifest, columns) == (1024, 64)
+    for wrong in ((1,), (5000,), (256, 0)):
         with pytest.raises(PassError, match="from 2 to the capacity 4160, not"):
-            chosen(wrong)
-    sources = [
-        graph_sources(tiny_bundle, manifest, columns, prefill_widths=widths)[-1]
-        for widths in (chosen(), (256, 32))
+            choose_widths(wrong, manifest, columns)
+    profiles_of_widths = [
+        graph_sources(tiny_bundle, manifest, columns, prefill_widths=widths)[-1].profiles
+        for widths in (default, (256, 32))
     ]
     wide, narrow = (
-        {(p.sizes["width"][0], p.sizes["columns"][0]) for p in each.profiles} for each in sources
+        {(profile.sizes["width"][0], profile.sizes["columns"][0]) for profile in profiles}
+        for profiles in profiles_of_widths
     )
     assert wide - narrow == {(1024, 2048), (1024, 4160), (2048, 2048), (2048, 4160)}
-    need = [
-        estimate(tiny_bundle, manifest, each.profiles, 4160, 1, 0).activations for each in sources
-    ]
-    assert need[0] > 7 * need[1]
+    wide_bytes, narrow_bytes = (
+        estimate(tiny_bundle, manifest, profiles, 4160, 1, 0).activations
+        for profiles in profiles_of_widths
+    )
+    assert wide_bytes > 7 * narrow_bytes
 
 
 @pytest.mark.slow
-def test_a_trunk_with_wide_chunks_builds(tmp_path: Path):
+def test_a_trunk_for_wide_prefill_chunks_can_be_built(tmp_path: Path):
     model = make_model(tmp_path / "model", max_position_embeddings=4096, num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=1, dtype="fp16")
     manifest = read_manifest(bundle)
     trunk = graph_sources(bundle, manifest, (2176,), least_width=2, prefill_widths=(2048, 1024))[-1]
-    assert len(EngineBuilder(RTX, ("sm89",)).build(trunk, lambda _done, _steps: None))
+    assert build_one(trunk)
 
 
 BUILD = "build {bundle} --engine tensorrt-rtx"
@@ -360,6 +368,6 @@ REFUSED_LINES = {
 def test_a_refusal_is_one_line(tiny_bundle: Path, line: str):
     result = CliRunner().invoke(main, [part.format(bundle=tiny_bundle) for part in line.split()])
     assert result.exit_code == 2
-    last = result.stderr.strip().splitlines()[-1]
-    assert REFUSED_LINES[line] in " ".join(last.split())
-    assert last.lower().startswith("error: ")
+    error = result.stderr.strip().splitlines()[-1]
+    assert REFUSED_LINES[line] in " ".join(error.split())
+    assert error.lower().startswith("error: ")

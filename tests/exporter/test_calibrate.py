@@ -1,4 +1,5 @@
-"""Calibration: the text that a model writes for it, products in bf16, scales and their losses."""
+"""Calibration of int8 activations: the text that a model writes for it, the use of bf16 where CPUs
+have it, and the scales with their losses."""
 
 from __future__ import annotations
 
@@ -35,22 +36,21 @@ def loaded(tiny_model: Path) -> LoadedModel:
     return load_model(resolve(str(tiny_model)), "fp32")
 
 
-def on_a_cpu(monkeypatch: pytest.MonkeyPatch, *, has_bf16: bool) -> None:
+def set_bf16(monkeypatch: pytest.MonkeyPatch, *, has_bf16: bool) -> None:
     """Make the CPU seem to have products in bf16, or to lack them; torch computes them anyway."""
-    feature = {"avx512_bf16": has_bf16}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: feature)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
 
 
-def test_bf16_is_used_on_cpus_that_multiply_it(
+def test_bf16_is_used_for_fp32_models_on_cpus_that_have_it(
     loaded: LoadedModel, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    half = load_model(resolve(str(tiny_model)), "fp16").model
-    for there in (True, False):
-        on_a_cpu(monkeypatch, has_bf16=there)
-        assert uses_bf16(loaded.model) == there
-        assert not uses_bf16(half)
+    fp16 = load_model(resolve(str(tiny_model)), "fp16").model
+    for has_bf16 in (True, False):
+        set_bf16(monkeypatch, has_bf16=has_bf16)
+        assert uses_bf16(loaded.model) == has_bf16
+        assert not uses_bf16(fp16)
         with bf16_autocast(loaded.model):
-            assert torch.is_autocast_enabled("cpu") == there
+            assert torch.is_autocast_enabled("cpu") == has_bf16
 
 
 @pytest.mark.skipif(
@@ -71,14 +71,16 @@ def test_a_copy_in_bf16_does_not_change_the_model(tmp_path: Path):
     assert copied.lm_head.weight is copied.get_input_embeddings().weight
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     ids = torch.arange(8)[None]
-    expected, found = (each(input_ids=ids).logits.float() for each in (model, copied))
-    assert torch.nn.functional.cosine_similarity(found, expected, -1).min() > 0.999
+    exact, rounded = (each(input_ids=ids).logits.float() for each in (model, copied))
+    assert torch.nn.functional.cosine_similarity(rounded, exact, -1).min() > 0.999
 
 
-def test_a_model_writes_all_its_calibration_sequences_at_once(
+def test_a_model_writes_all_its_calibration_sequences_in_one_batch(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ):
-    on_a_cpu(monkeypatch, has_bf16=False)
+    """Each sequence begins with the first tokens of a prompt, as many as the shortest prompt has,
+    and each of the model's passes adds a token to all sequences."""
+    set_bf16(monkeypatch, has_bf16=False)
     passes, steps = [], []
     handle = loaded.model.model.register_forward_hook(lambda *_: passes.append(1))
     try:
@@ -98,12 +100,11 @@ def test_a_model_writes_all_its_calibration_sequences_at_once(
         loaded.tokenizer.backend_tokenizer.encode(p, add_special_tokens=False).ids
         for p in text.PROMPTS
     ]
-    begun = text.OWN_TOKENS - len(passes)
-    pieces = torch.cat(ids.chunk(text.SEQUENCES_PER_ROW, 1))
-    assert pieces[:, :begun].tolist() == text.SEQUENCES_PER_ROW * [
-        prompt[:begun] for prompt in prompts
-    ]
-    assert len({tuple(piece) for piece in pieces.tolist()}) == len(pieces)
+    given = text.OWN_TOKENS - len(passes)
+    sequences = torch.cat(ids.chunk(text.SEQUENCES_PER_ROW, 1))
+    expected = text.SEQUENCES_PER_ROW * [prompt[:given] for prompt in prompts]
+    assert sequences[:, :given].tolist() == expected
+    assert len({tuple(sequence) for sequence in sequences.tolist()}) == len(sequences)
 
 
 def test_calibration_sequences_are_no_longer_than_the_capacity(loaded: LoadedModel):
@@ -115,46 +116,50 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(seed: int):
     shares = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
     drawn = text._sampled(shares.log().expand(4000, -1), torch.Generator().manual_seed(seed))
     assert drawn.shape == (4000, 1)
-    found = torch.bincount(drawn.flatten(), minlength=6) / 4000
-    assert (found - shares).abs().max() < 0.06  # more than seven standard deviations
-    assert not found[shares == 0].any()
+    drawn_shares = torch.bincount(drawn.flatten(), minlength=6) / 4000
+    assert (drawn_shares - shares).abs().max() < 0.06  # more than seven standard deviations
+    assert not drawn_shares[shares == 0].any()
 
 
-def scales(loaded: LoadedModel) -> dict[QuantPoint, StaticScale]:
+def scales_of(loaded: LoadedModel) -> dict[QuantPoint, StaticScale]:
+    """Return the scales of all points, calibrated on the same eight sequences of 24 ids."""
     model, ids = loaded.model, torch.arange(8 * 24).reshape(8, 24) % 300
     maxima = channel_maxima(model, find_points(model), ids[:4], no_report)
     return static_scales(model, maxima, INT8_BY_OUTPUT, ids[4:], no_report)
 
 
-def test_scales_do_not_depend_on_batches(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
-    on_a_cpu(monkeypatch, has_bf16=False)
-    found = []
-    for tokens in (1, 1000):
-        monkeypatch.setattr(calibrate, "BATCH_TOKENS", tokens)
-        found.append(scales(loaded))
-    for point, one in found[0].items():
-        other = found[1][point]
-        assert one.scale == pytest.approx(other.scale, rel=1e-5) and one.loss == pytest.approx(
-            other.loss, rel=1e-3
-        )
+def test_scales_do_not_depend_on_the_size_of_batches(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
+    set_bf16(monkeypatch, has_bf16=False)
+    monkeypatch.setattr(calibrate, "BATCH_TOKENS", 1)
+    one_by_one = scales_of(loaded)
+    monkeypatch.setattr(calibrate, "BATCH_TOKENS", 1000)
+    for point, static in scales_of(loaded).items():
+        assert one_by_one[point].scale == pytest.approx(static.scale, rel=1e-5)
+        assert one_by_one[point].loss == pytest.approx(static.loss, rel=1e-3)
 
 
-def test_bf16_estimates_the_same_losses(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch):
-    on_a_cpu(monkeypatch, has_bf16=False)
-    expected = scales(loaded)
-    on_a_cpu(monkeypatch, has_bf16=True)
-    for point, found in scales(loaded).items():
-        assert found.loss == pytest.approx(expected[point].loss, rel=0.2), point
-        assert found.scale / expected[point].scale == pytest.approx(1, rel=0.3), point
+def test_calibration_in_bf16_gives_nearly_the_same_scales_and_losses(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+):
+    set_bf16(monkeypatch, has_bf16=False)
+    expected = scales_of(loaded)
+    set_bf16(monkeypatch, has_bf16=True)
+    for point, static in scales_of(loaded).items():
+        assert static.loss == pytest.approx(expected[point].loss, rel=0.2), point
+        assert static.scale == pytest.approx(expected[point].scale, rel=0.3), point
 
 
-def test_the_cost_of_clipping_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch):
+def test_the_losses_of_clipping_summed_in_chunks_are_those_of_a_plain_sum(
+    monkeypatch: pytest.MonkeyPatch,
+):
     random = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn(3, 7, 11, generator=random) for _ in range(2))
     monkeypatch.setattr(calibrate, "CHUNK_ELEMENTS", 50)
-    found = calibrate._clip_losses(x, gradient, 0.02)
-    weight = (gradient / calibrate.LOSS_SCALE).square() / 2
+    losses = calibrate._clip_losses(x, gradient, 0.02)
+    weight = (gradient / calibrate.LOSS_SCALE).square() / 2  # of a squared error in the loss
     expected = [
         float((weight * (round_activations(x, 0.02 * clip) - x).square()).sum()) for clip in CLIPS
     ]
-    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    assert losses.tolist() == pytest.approx(expected, rel=1e-5)

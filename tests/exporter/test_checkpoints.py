@@ -1,10 +1,9 @@
-"""Checkpoints that do not fit their configuration or tokenizer are refused in one line; sound ones
+"""Checkpoints that do not fit their configuration or tokenizer are refused in one line; valid ones
 load."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import click
@@ -16,16 +15,17 @@ from checkpoints import (
     add_adapter,
     add_tokens,
     add_words,
-    broken,
-    cut,
-    filled,
-    settings,
-    sharded,
-    tensors,
+    change_settings,
+    change_tensors,
+    changed_copy,
+    cut_off,
+    set_number,
+    split_weights,
     write_gguf,
 )
-from click.testing import CliRunner
+from export_process import command, error_line
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 import pass_exporter.cli
@@ -40,91 +40,96 @@ from pass_runtime import PassError
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.layers.1.input_layernorm.weight"
 CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+"""What config.json names if a checkpoint comes with its own modeling code."""
 
 
 def unlink(name: str) -> Change:
     return lambda directory: (directory / name).unlink()
 
 
-def only_adapter(directory: Path) -> None:
+def drop_tensors(part: str) -> Change:
+    """Return a change that removes the tensors whose names contain `part`."""
+    return change_tensors(lambda old: {name: t for name, t in old.items() if part not in name})
+
+
+def leave_only_adapter(directory: Path) -> None:
     add_adapter(directory)
     (directory / "config.json").unlink()
 
 
 BROKEN: dict[str, tuple[Change, str]] = {
     "a layer missing": (
-        tensors(lambda found: {name: t for name, t in found.items() if ".layers.1." not in name}),
+        drop_tensors(".layers.1."),
         f"9 missing: {NORM}, model.layers.1.mlp.down_proj.weight, "
         "model.layers.1.mlp.gate_proj.weight and 6 more",
     ),
     "no head": (
-        tensors(lambda found: {name: t for name, t in found.items() if "lm_head" not in name}),
+        drop_tensors("lm_head"),
         "1 missing: lm_head.weight",
     ),
     "every body tensor renamed": (
-        tensors(lambda found: {n.replace("model.", "body."): t for n, t in found.items()}),
+        change_tensors(lambda old: {n.replace("model.", "body."): t for n, t in old.items()}),
         "20 not part of the model: body.embed_tokens.weight",
     ),
     "more layers in the config": (
-        settings(num_hidden_layers=4),
+        change_settings(num_hidden_layers=4),
         "18 missing: model.layers.2.input_layernorm.weight",
     ),
     "fewer layers in the config": (
-        settings(num_hidden_layers=1),
+        change_settings(num_hidden_layers=1),
         f"9 not part of the model: {NORM}",
     ),
-    "no layers": (settings(num_hidden_layers=0), "0 layers"),
+    "no layers": (change_settings(num_hidden_layers=0), "0 layers"),
     "extra": (
-        tensors(lambda found: found | {"vision.proj.weight": torch.zeros(4, 4)}),
+        change_tensors(lambda old: old | {"vision.proj.weight": torch.zeros(4, 4)}),
         "1 not part of the model: vision.proj.weight",
     ),
     "mismatched": (
-        tensors(lambda found: found | {UP: torch.zeros(90, 64)}),
+        change_tensors(lambda old: old | {UP: torch.zeros(90, 64)}),
         f"1 of another shape: {UP} [90, 64], not [96, 64]",
     ),
     "a smaller vocabulary in the config": (
-        settings(vocab_size=300),
+        change_settings(vocab_size=300),
         "model.embed_tokens.weight [320, 64], not [300",
     ),
-    "NaN": (filled(UP, float("nan")), f"{UP} of model holds NaN"),
-    "infinite": (filled(NORM, float("-inf")), f"{NORM} of model holds infinite numbers"),
+    "NaN": (set_number(UP, float("nan")), f"{UP} of model holds NaN"),
+    "infinite": (set_number(NORM, float("-inf")), f"{NORM} of model holds infinite numbers"),
     "wrong tokenizer": (add_words, "ids up to 351, but the model's vocabulary is 320"),
     "an end beyond the vocabulary": (
-        settings("generation_config.json", eos_token_id=[1, 999]),
+        change_settings("generation_config.json", eos_token_id=[1, 999]),
         "eos_token_id 999 of model is not in the model's vocabulary of 320",
     ),
     "an end below the vocabulary": (
-        settings("generation_config.json", eos_token_id=-1),
+        change_settings("generation_config.json", eos_token_id=-1),
         "eos_token_id -1",
     ),
     "an end that is no number": (
-        settings("generation_config.json", eos_token_id="</s>"),
+        change_settings("generation_config.json", eos_token_id="</s>"),
         "eos_token_id '</s>'",
     ),
-    "truncated": (lambda directory: cut(directory / WEIGHTS), f"{WEIGHTS} is damaged"),
-    "truncated shard": (sharded(cut), "model-00002-of-00005.safetensors is damaged"),
-    "missing shard": (sharded(Path.unlink), "model-00002-of-00005.safetensors"),
-    "truncated tokenizer": (
-        lambda directory: cut(directory / "tokenizer.json"),
-        "tokenizer.json is cut off or damaged",
+    "truncated": (lambda directory: cut_off(directory / WEIGHTS), f"{WEIGHTS} is damaged"),
+    "truncated shard": (split_weights(cut_off), "model-00002-of-00005.safetensors is damaged"),
+    "missing shard": (split_weights(Path.unlink), "model-00002-of-00005.safetensors"),
+    "too few positions": (change_settings(max_position_embeddings=3), "at most 3 tokens"),
+    "PEFT adapter": (
+        leave_only_adapter,
+        "is a PEFT adapter for somebody/base, not a whole model: merge",
     ),
-    "too few positions": (settings(max_position_embeddings=3), "at most 3 tokens"),
-    "PEFT adapter": (only_adapter, "is a PEFT adapter for somebody/base, not a whole model: merge"),
     "PEFT adapter in a model": (
         add_adapter,
         "is a PEFT adapter for somebody/base, not a whole model: merge",
     ),
     "code of its own": (
-        settings(auto_map=CODE, model_type="mine"),
+        change_settings(auto_map=CODE, model_type="mine"),
         "is never run: take a model of a family",
     ),
     "code of its own without a type": (
-        settings(auto_map=CODE, model_type=None),
+        change_settings(auto_map=CODE, model_type=None),
         "is never run: take a model of a",
     ),
     **{
         method: (
-            settings(quantization_config={"quant_method": method, "bits": 4}),
+            change_settings(quantization_config={"quant_method": method, "bits": 4}),
             f"already quantized ({method}), which is not supported: export the unquantized model",
         )
         for method in ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "hqq")
@@ -132,67 +137,52 @@ BROKEN: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.fixture
-def run() -> Callable[..., str]:
-    """Return a function: a command that is refused -> the one line of its error."""
-
-    def refused(command: click.Command, *arguments: object) -> str:
-        done = CliRunner().invoke(command, list(map(str, arguments)))
-        assert (done.exit_code, done.stdout) == (2, ""), done.output
-        lines = done.stderr.splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        assert errors == lines[-1:] and "Traceback" not in done.stderr, done.stderr
-        return errors[0]
-
-    return refused
+def error_of(main: click.Command, *arguments: object) -> str:
+    return error_line(command(*arguments, main=main))
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_checkpoints_are_refused(
-    run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str
-):
+def test_broken_checkpoints_are_refused(tiny_model: Path, tmp_path: Path, case: str):
     change, expected = BROKEN[case]
-    model = broken(tiny_model, tmp_path / "model", change)
+    model = changed_copy(tiny_model, tmp_path / "model", change)
     (tmp_path / "bundles").mkdir()
-    assert expected in run(
-        pass_exporter.cli.main, "--model", model, "-o", tmp_path / "bundles" / "bundle"
-    )
+    output = tmp_path / "bundles" / "bundle"
+    assert expected in error_of(pass_exporter.cli.main, "--model", model, "-o", output)
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
 @pytest.mark.parametrize("case", ["a layer missing", "NaN", "gptq", "an end beyond the vocabulary"])
 def test_training_and_evaluation_refuse_the_same_checkpoints(
-    run: Callable[..., str], tiny_model: Path, tmp_path: Path, case: str
+    tiny_model: Path, tmp_path: Path, case: str
 ):
     change, expected = BROKEN[case]
-    model = broken(tiny_model, tmp_path / "model", change)
-    assert expected in run(
-        pass_trainer.cli.main, "--model", model, "-o", tmp_path / "run", "--device", "cpu"
-    )
+    model = changed_copy(tiny_model, tmp_path / "model", change)
+    flags = ("--model", model, "--device", "cpu")
+    assert expected in error_of(pass_trainer.cli.main, *flags, "-o", tmp_path / "run")
     assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
-    assert expected in run(pass_trainer.cli.main, "evaluate", "--model", model, "--device", "cpu")
+    assert expected in error_of(pass_trainer.cli.main, "evaluate", *flags)
 
 
 def test_weights_beyond_the_range_of_fp16_are_refused(tiny_model: Path, tmp_path: Path):
-    model = resolve(str(broken(tiny_model, tmp_path / "model", filled(UP, 1e5))))
+    model = resolve(str(changed_copy(tiny_model, tmp_path / "model", set_number(UP, 1e5))))
     load_model(model, "fp32")
     with pytest.raises(PassError, match="beyond the range of fp16: choose --dtype bf16 or fp32"):
         load_model(model, "fp16")
 
 
-SOUND: dict[str, Change] = {
-    "as saved": lambda directory: None,
-    "old rotary buffers": tensors(
+VALID: dict[str, Change] = {
+    "old rotary buffers": change_tensors(
         lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     ),
-    "in shards": sharded(lambda path: None),
-    "with code, of a family that is known": settings(auto_map=CODE),
+    "in shards": split_weights(lambda path: None),
+    "with code, of a supported family": change_settings(auto_map=CODE),
 }
 
 
-@pytest.mark.parametrize("case", SOUND)
-def test_sound_checkpoints_load(tiny_model: Path, tmp_path: Path, case: str):
-    loaded = load_model(resolve(str(broken(tiny_model, tmp_path / "model", SOUND[case]))), "fp32")
+@pytest.mark.parametrize("case", VALID)
+def test_valid_checkpoints_load(tiny_model: Path, tmp_path: Path, case: str):
+    model = changed_copy(tiny_model, tmp_path / "model", VALID[case])
+    loaded = load_model(resolve(str(model)), "fp32")
     expected = load_model(resolve(str(tiny_model)), "fp32").model.state_dict()
     assert all(
         torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items()
@@ -208,73 +198,56 @@ def test_a_tied_head_needs_no_tensor_of_its_own(tmp_path: Path):
 
 @pytest.mark.slow
 def test_every_family_loads(tmp_path: Path):
-    """transformers adds tokens to some tokenizers, for which a model has no embeddings."""
+    """transformers adds tokens to the tokenizers of some families, and the model has no embeddings
+    for them."""
     for family in SUPPORTED_FAMILIES:
         loaded = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32")
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 
 
 def test_added_tokens_beyond_the_vocabulary_are_read_as_text(tiny_model: Path, tmp_path: Path):
-    """Published models have such tokens, as Gemma3's text models have one for pictures."""
-    model = broken(tiny_model, tmp_path / "model", add_tokens)
+    """Published models have such tokens: Gemma3's text models, for example, have one for images."""
+    model = changed_copy(tiny_model, tmp_path / "model", add_tokens)
     with pytest.warns(
         UserWarning,
         match="model has no embeddings for the added tokens <extra 0>, <extra 1>, .* read as "
         "plain text",
     ):
         tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
-    text = "The <extra 0>fox<extra 31>"
-    assert tokenizer.encode(text) == load_model(resolve(str(tiny_model)), "fp32").tokenizer.encode(
-        text
-    )
+    text, original = "The <extra 0>fox<extra 31>", load_model(resolve(str(tiny_model)), "fp32")
+    assert tokenizer.encode(text) == original.tokenizer.encode(text)
     assert max(tokenizer.encode(text)) < VOCAB_SIZE
 
 
-def add_end(directory: Path) -> None:
-    """Make the start and the end token one that is beyond the vocabulary."""
+def set_far_end_token(directory: Path) -> None:
+    """Make a token beyond the model's vocabulary the start and the end token."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_special_tokens({"eos_token": "<far>", "bos_token": "<far>"})
     tokenizer.save_pretrained(directory)
 
 
 def test_start_and_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, tmp_path: Path):
-    model = broken(tiny_model, tmp_path / "model", add_end)
+    model = changed_copy(tiny_model, tmp_path / "model", set_far_end_token)
     with pytest.warns(UserWarning, match="no embeddings for the added tokens <far>"):
         loaded = load_model(resolve(str(model)), "fp32")
-    assert (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id, loaded.eos_token_ids) == (
-        None,
-        None,
-        (EOS,),
-    )
-    path = model / "tokenizer.json"
-    first = {"SpecialToken": {"id": "<far>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    tokens = {"<far>": {"id": "<far>", "ids": [VOCAB_SIZE], "tokens": ["<far>"]}}
-    processor = {"type": "TemplateProcessing", "single": first, "pair": first}
-    processor["special_tokens"] = tokens
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
+    assert loaded.tokenizer.bos_token_id is loaded.tokenizer.eos_token_id is None
+    assert loaded.eos_token_ids == (EOS,)
+    # A tokenizer that writes this token before every text cannot be used.
+    saved = Tokenizer.from_file(str(model / "tokenizer.json"))
+    saved.post_processor = TemplateProcessing("<far> $A", special_tokens=[("<far>", VOCAB_SIZE)])
+    saved.save(str(model / "tokenizer.json"))
     with pytest.warns(UserWarning), pytest.raises(PassError, match="ids up to 320"):
         load_model(resolve(str(model)), "fp32")
 
 
-SAVED = {
-    "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-    "padding": {
-        "strategy": {"Fixed": 64},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 1,
-        "pad_type_id": 0,
-        "pad_token": "<eos>",
-    },
-}
-
-
-@pytest.mark.parametrize("saved", SAVED)
-def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path, saved: str):
-    """A tokenizer.json has those of its last call; transformers ignores them."""
-    model = broken(
-        tiny_model, tmp_path / "model", settings("tokenizer.json", **{saved: SAVED[saved]})
-    )
+def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path):
+    """A tokenizer.json has the truncation and padding of the last call before it was saved, which
+    transformers ignores."""
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    saved = Tokenizer.from_file(str(model / "tokenizer.json"))
+    saved.enable_truncation(4)
+    saved.enable_padding(length=64, pad_id=EOS, pad_token="<eos>")
+    saved.save(str(model / "tokenizer.json"))
     tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
     text = "The quick brown fox jumps over the lazy dog."
     expected = AutoTokenizer.from_pretrained(model)(text).input_ids
@@ -284,24 +257,24 @@ def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: P
 
 
 def test_a_gguf_file_with_missing_or_extra_tensors_is_refused(tiny_model: Path, tmp_path: Path):
-    loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "sound.gguf"))), "fp32")
-    # transformers adds a token of GPT-2's
+    loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "valid.gguf"))), "fp32")
+    # transformers adds GPT-2's token <|endoftext|>, for which the model has no embedding.
     assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE
-    own = load_model(resolve(str(tiny_model)), "fp32").tokenizer
-    assert loaded.tokenizer.encode("The fox <|endoftext|>") == own.encode("The fox <|endoftext|>")
+    text, original = "The fox <|endoftext|>", load_model(resolve(str(tiny_model)), "fp32")
+    assert loaded.tokenizer.encode(text) == original.tokenizer.encode(text)
     short = write_gguf(tiny_model, tmp_path / "short.gguf", without=("blk.1.ffn_up",))
     with pytest.raises(
         PassError, match=r"short .*\(1 missing: model.layers.1.mlp.up_proj.weight\)"
     ):
         load_model(resolve(str(short)), "fp32")
-    more = write_gguf(tiny_model, tmp_path / "more.gguf", extra=("rope_freqs.weight",))
-    with pytest.raises(PassError, match=r"more .*\(1 not part of the model: rope_freqs.weight\)"):
-        load_model(resolve(str(more)), "fp32")
+    extra = write_gguf(tiny_model, tmp_path / "extra.gguf", extra=("rope_freqs.weight",))
+    with pytest.raises(PassError, match=r"extra .*\(1 not part of the model: rope_freqs.weight\)"):
+        load_model(resolve(str(extra)), "fp32")
 
 
-def test_the_option_trust_remote_code_is_refused(run: Callable[..., str]):
-    for command in (pass_exporter.cli.main, pass_trainer.cli.main):
-        line = run(command, "--model", "somebody/model", "--trust-remote-code")
+def test_the_option_trust_remote_code_is_refused():
+    for main in (pass_exporter.cli.main, pass_trainer.cli.main):
+        line = error_of(main, "--model", "somebody/model", "--trust-remote-code")
         assert (
             "--trust-remote-code is refused: code that comes with a checkpoint is never run: "
             "take a model of" in line
@@ -312,7 +285,7 @@ def test_the_option_trust_remote_code_is_refused(run: Callable[..., str]):
 def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Here the check of the model misses an end token, and the runtime finds it."""
+    """Here the exporter's own check is made to miss a wrong end token."""
     monkeypatch.setattr("pass_exporter.model.load.end_tokens", lambda *_: (999,))
     with pytest.raises(
         PassError, match=r"the runtime refuses the bundle .* token 999 is not in the vocabulary"

@@ -22,11 +22,10 @@ BUNDLES = ("tiny", "adapter", "head", "subset", "rejection", *FORMATS)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLES)
-def test_all_graphs_of_a_bundle(
+def test_all_graphs_of_a_bundle_can_be_captured(
     name: str, request: pytest.FixtureRequest, in_format: Callable[[str], Path]
 ):
-    """Tails of every plan and sampler, and the trunk. (test_derived_cuda.py checks the trunks of
-    every family.)"""
+    """All but the trunks for CPUs. test_derived_cuda.py checks the trunks of every family."""
     in_floats = name not in FORMATS
     bundle = request.getfixturevalue(f"{name}_bundle") if in_floats else in_format(name)
     derived = read_manifest(bundle).derived
@@ -36,16 +35,18 @@ def test_all_graphs_of_a_bundle(
     assert [line for file in files for line in copied_values(file)] == []
     if in_floats:
         assert [line for file in files for line in missing_kernels(file)] == []
+    # Only a bundle whose head has a part of the vocabulary and the rule `match` has trees.
     assert any("tail.tree" in file.name for file in files) == (name == "subset")
 
 
 def save(op: GraphTape, value: Any, dtype: Any, path: Path) -> Path:
+    """Save the graph with the output y [m] = `value`."""
     ir.save(op.model({"y": (value, dtype, ["m"])}), path)
     return path
 
 
 @pytest.mark.parametrize(
-    ("operator", "dtype", "attributes", "found"),
+    ("operator", "dtype", "attributes", "fault"),
     [
         ("ArgMax", np.int64, {"axis": 0}, "no CUDA kernel for T = int64"),
         ("ArgMax", np.float32, {"axis": 0}, None),
@@ -54,18 +55,18 @@ def save(op: GraphTape, value: Any, dtype: Any, path: Path) -> Path:
     ],
 )
 def test_a_node_without_a_kernel_is_found(
-    tmp_path: Path, operator: str, dtype, attributes, found: str | None
+    tmp_path: Path, operator: str, dtype, attributes, fault: str | None
 ):
-    """The type of its input follows from the nodes before it."""
+    """The type of the node's input follows from the Cast before it."""
     op = GraphTape("one")
     shape = op("Shape", op.input("x", np.float32, ["n", "n"]))
     x = op("Cast", shape, to=int(ir.DataType.from_numpy(np.dtype(dtype))))
     lines = missing_kernels(save(op, op(operator, x, **attributes), dtype, tmp_path / "one.onnx"))
-    assert lines == [] if found is None else found in lines[0]
+    assert lines == [] if fault is None else fault in lines[0]
 
 
 def test_a_size_that_is_compared_with_a_tensor_is_found(tmp_path: Path):
-    """Also after arithmetic with constants. A size that only shapes a tensor is no fault."""
+    """Less compares the tensor x with a size, less 1. The sizes that Expand reads are no fault."""
     op = GraphTape("mixed")
     x = op.input("x", np.int64, ["n"])
     last = op("Sub", op("Shape", x), op.const([1]))
@@ -77,15 +78,15 @@ def test_a_size_that_is_compared_with_a_tensor_is_found(tmp_path: Path):
     assert "Less" in line
 
 
-@pytest.mark.parametrize(("numbers", "found"), [(100, 0), (101, 1)])
+@pytest.mark.parametrize(("numbers", "faults"), [(100, 0), (101, 1)])
 def test_a_size_is_copied_for_arithmetic_with_a_long_constant(
-    tmp_path: Path, numbers: int, found: int
+    tmp_path: Path, numbers: int, faults: int
 ):
     op = GraphTape("long")
     size = op("Sub", op("Shape", op.input("x", np.int64, ["n"])), op.const([1]))
     picked = op("Gather", op.const(np.arange(numbers)), size, axis=0)
     path = save(op, op("Expand", op.const([0]), picked), np.int64, tmp_path / "long.onnx")
-    assert len(copied_values(path)) == found
+    assert len(copied_values(path)) == faults
 
 
 def test_values_are_copied_for_an_operator_without_a_kernel(tmp_path: Path):
@@ -95,7 +96,7 @@ def test_values_are_copied_for_an_operator_without_a_kernel(tmp_path: Path):
     assert "Elu" in line
 
 
-def test_the_table_is_read_from_the_document():
+def test_the_table_has_the_newest_cuda_kernels_of_the_document():
     document = """
 ## Operators implemented by CPUExecutionProvider
 |**Operator Domain:** *ai.onnx*||||

@@ -1,8 +1,9 @@
-"""A checkpoint file that is a stand-in, cut off or of another kind is refused by its name."""
+"""A file of a checkpoint that is cut off, a pointer or of another kind is refused by its name."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from itertools import product
 from pathlib import Path
@@ -26,12 +27,12 @@ OTHER_FILES = ("chat_template.jinja", "model.safetensors")
 DAMAGES_OF_ALL = ("LFS pointer", "annex pointer", "empty", "directory", "broken link")
 
 
-def link(path: Path) -> None:
+def make_broken_link(path: Path) -> None:
     path.unlink()
     path.symlink_to("not-there")
 
 
-def directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -43,10 +44,7 @@ DAMAGES = {
         "git annex get",
     ),
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
-    "cut off": (
-        lambda path: path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2]),
-        "cut off",
-    ),
+    "cut off": (lambda path: os.truncate(path, path.stat().st_size // 2), "cut off"),
     "byte order mark": (
         lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()),
         "byte order mark",
@@ -54,12 +52,14 @@ DAMAGES = {
     "UTF-16": (lambda path: path.write_bytes(path.read_text().encode("utf-16")), "byte order mark"),
     "binary": (lambda path: path.write_bytes(b"\x80\x81\x00"), "not UTF-8"),
     "a list": (lambda path: path.write_bytes(b"[1]"), "must hold a JSON object"),
-    "directory": (directory, "is a directory"),
-    "broken link": (link, "is not there"),
+    "directory": (make_directory, "is a directory"),
+    "broken link": (make_broken_link, "is not there"),
 }
+"""How a file is damaged, and a part of the error."""
 
 
 def refusal(model: Path) -> str:
+    """Return the one line of the error with which `model` is refused."""
     with pytest.raises(PassError) as caught:
         load_model(resolve(str(model)), "fp32")
     assert "\n" not in str(caught.value)
@@ -75,10 +75,10 @@ def test_a_damaged_file_is_refused_by_name(
 ):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     path = model / name
-    if not path.exists():
+    if not path.exists():  # this content matters for the index alone
         path.write_text('{"weight_map": {"a": "model.safetensors"}}')
-    change, expected = DAMAGES[damage]
-    change(path)
+    do_damage, expected = DAMAGES[damage]
+    do_damage(path)
     error = refusal(model)
     assert str(path) in error and expected in error
 
@@ -90,7 +90,7 @@ def test_an_index_of_missing_files_is_refused(tiny_model: Path, tmp_path: Path):
     assert f"{path} names part-2.safetensors, which is not there" in refusal(model)
 
 
-def test_tokenizer_model_alone_needs_sentencepiece(
+def test_a_tokenizer_model_without_tokenizer_json_needs_sentencepiece(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = shutil.copytree(tiny_model, tmp_path / "model")
@@ -99,19 +99,19 @@ def test_tokenizer_model_alone_needs_sentencepiece(
     assert "pip install sentencepiece" in refusal(model)
 
 
-PART = {"split.no": 1, "split.count": 3}
+def test_the_suffix_of_a_gguf_file_may_be_in_capitals(tiny_model: Path, tmp_path: Path):
+    path = write_gguf(tiny_model, tmp_path / "model.gguf")
+    model = load_model(resolve(str(path)), "fp32")
+    in_capitals = load_model(resolve(str(path.rename(tmp_path / "MODEL.GGUF"))), "fp32")
+    assert in_capitals.eos_token_ids == model.eos_token_ids
 
 
 def test_damaged_gguf_files_are_refused(tiny_model: Path, tmp_path: Path):
-    whole = write_gguf(tiny_model, tmp_path / "model.gguf")
-    content = whole.read_bytes()
-    upper = tmp_path / "MODEL.GGUF"
-    shutil.copy(whole, upper)
-    ends = [load_model(resolve(str(path)), "fp32").eos_token_ids for path in (upper, whole)]
-    assert ends[0] == ends[1]
+    valid = write_gguf(tiny_model, tmp_path / "model.gguf")
+    content = valid.read_bytes()
     cases = {
         "is cut off": [
-            *(content[: len(content) * part // 100] for part in (1, 20, 60, 99)),
+            *(content[: len(content) * percent // 100] for percent in (1, 20, 60, 99)),
             *(b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64),
         ],
         "git lfs pull": [LFS_POINTER],
@@ -124,9 +124,9 @@ def test_damaged_gguf_files_are_refused(tiny_model: Path, tmp_path: Path):
             path = tmp_path / f"{i}.gguf"
             path.write_bytes(damaged)
             assert expected in refusal(path), (expected, i)
-    part = write_gguf(tiny_model, tmp_path / "part.gguf", keys=PART)
+    part = write_gguf(tiny_model, tmp_path / "p.gguf", keys={"split.no": 1, "split.count": 3})
     assert "is part 2 of 3 of a split file" in refusal(part)
-    assert read_gguf(whole).tensors
+    assert read_gguf(valid).tensors
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_a_split_gguf_file_is_joined(tiny_model: Path, tmp_path: Path, split: di
     )
     renamed = shutil.copy(first, tmp_path / "renamed.gguf")
     assert "the first part beside the others" in refusal(renamed)
-    content = others[-1].read_bytes()
-    others[-1].write_bytes(content[:-50])
-    assert f"{others[-1]} is cut off" in refusal(first)
-    others[-1].write_bytes(others[0].read_bytes())
-    assert f"{others[-1]} is not part {len(others) + 1} of" in refusal(first)
-    others[-1].unlink()
-    assert f"{others[-1].name} is not beside it" in refusal(first)
+    last = others[-1]
+    os.truncate(last, last.stat().st_size - 50)
+    assert f"{last} is cut off" in refusal(first)
+    last.write_bytes(others[0].read_bytes())
+    assert f"{last} is not part {len(others) + 1} of" in refusal(first)
+    last.unlink()
+    assert f"{last.name} is not beside it" in refusal(first)

@@ -1,8 +1,10 @@
-"""The trunks for CPUs: their operators, and results that are those of the portable trunk."""
+"""The trunks for CPUs, which are derived from the portable trunk, trunk.onnx: their operators, and
+that their results are those of the portable trunk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +25,12 @@ def int4_bundle(in_format: Callable[[str], Path]) -> Path:
 
 
 ONE, BATCHES = 1, 2
-"""Numbers of slots, for each of which a session runs another trunk."""
-of_slots = pytest.mark.parametrize("slots", [ONE, BATCHES])
+"""Numbers of slots. A session with one slot runs another trunk than a session with more."""
+for_both_trunks = pytest.mark.parametrize("slots", [ONE, BATCHES])
 
 
 def graphs(bundle: Path, slots: int = BATCHES) -> tuple[onnx.GraphProto, onnx.GraphProto]:
+    """Return the portable trunk, and the trunk that a CPU session with `slots` slots runs."""
     manifest = read_manifest(bundle)
     files = (manifest.trunk.file, manifest.trunk_file("cpu", slots))
     portable, derived = (onnx.load(bundle / file, load_external_data=False) for file in files)
@@ -36,12 +39,12 @@ def graphs(bundle: Path, slots: int = BATCHES) -> tuple[onnx.GraphProto, onnx.Gr
 
 
 def query_operators(graph: onnx.GraphProto) -> set[str]:
-    """Return the operators whose results are the queries of attention."""
+    """Return the types of the nodes whose outputs are the queries of attention."""
     makers = {name: node.op_type for node in graph.node for name in node.output}
     return {makers[node.input[0]] for node in graph.node if node.op_type == "Attention"}
 
 
-@of_slots
+@for_both_trunks
 def test_derived_trunks_read_the_weights_of_the_portable_trunk(int4_bundle: Path, slots: int):
     portable, derived = (
         {tensor.name: tensor.external_data for tensor in graph.initializer if tensor.external_data}
@@ -52,8 +55,8 @@ def test_derived_trunks_read_the_weights_of_the_portable_trunk(int4_bundle: Path
 
 
 def test_the_query_heads_of_a_key_head_are_rows_of_one_product(int4_bundle: Path):
-    """So no product has a single row, which ONNX Runtime rounds otherwise. The portable trunk adds
-    a row instead."""
+    """ONNX Runtime rounds a product of a single row in another way than one of several rows, so
+    bits would depend on the plan. The portable trunk adds a row instead (Concat)."""
     portable, derived = graphs(int4_bundle)
     layers = read_manifest(int4_bundle).model.layers
     assert query_operators(portable) == {"Concat"} and query_operators(derived) == {"Reshape"}
@@ -73,27 +76,26 @@ def test_the_trunk_for_one_sequence_has_one_node_for_a_layers_attention(int4_bun
 def test_the_trunk_for_one_sequence_computes_what_the_portable_trunk_does(
     int4_bundle: Path, plan: Plan
 ):
-    """Its bits are the same for every width and capacity; 41 is just enough for some windows and
-    their spare entry."""
-    expected, found = (
+    """And the root's bits are the same for every width and capacity. A capacity of 41 just holds
+    some of the windows and a spare entry."""
+    expected, actual = (
         run_trunk(int4_bundle, file, plan, exact=True)
         for file in ("trunk.onnx", "trunk.cpu.one.onnx")
     )
     end = LENGTHS[0] + plan.width
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5 * np.abs(expected[0]).max())
-    for after, wanted in zip(found[1:], expected[1:], strict=True):
+    np.testing.assert_allclose(actual[0], expected[0], atol=1e-5 * np.abs(expected[0]).max())
+    for derived, portable in zip(actual[1:], expected[1:], strict=True):  # the cache
         np.testing.assert_allclose(
-            after[:, :, :end], wanted[:, :, :end], atol=1e-5 * np.abs(wanted).max()
+            derived[:, :, :end], portable[:, :, :end], atol=1e-5 * np.abs(portable).max()
         )
-    root = None
-    for each in (make_cycle("ar", 0).plans[0], plan):
-        for capacity in (41, 64, 320):
-            logits = run_trunk(int4_bundle, "trunk.cpu.one.onnx", each, capacity=capacity)[0][0, 0]
-            root = logits if root is None else root
-            assert np.array_equal(logits, root)
+    ar = make_cycle("ar", 0).plans[0]
+    root = run_trunk(int4_bundle, "trunk.cpu.one.onnx", ar, capacity=41)[0][0, 0]
+    for each, capacity in product((ar, plan), (41, 64, 320)):
+        logits = run_trunk(int4_bundle, "trunk.cpu.one.onnx", each, capacity=capacity)[0]
+        assert np.array_equal(logits[0, 0], root)
 
 
-@of_slots
+@for_both_trunks
 def test_residuals_are_added_and_normalized_in_one_node(int4_bundle: Path, slots: int):
     portable, derived = graphs(int4_bundle, slots)
     layers = read_manifest(int4_bundle).model.layers
@@ -102,9 +104,9 @@ def test_residuals_are_added_and_normalized_in_one_node(int4_bundle: Path, slots
     assert count(derived, "RMSNormalization") == 1  # of the embeddings, to which nothing is added
 
 
-@of_slots
+@for_both_trunks
 def test_the_trunk_without_an_adapter_computes_the_same_bits(int4_bundle: Path, slots: int):
-    """It runs passes without look-ahead rows."""
+    """A session runs it for passes without look-ahead rows."""
     manifest = read_manifest(int4_bundle)
     derived, plain = (
         manifest.derived_trunk("cpu", slots, lookahead_rows=rows) for rows in (True, False)
@@ -115,8 +117,9 @@ def test_the_trunk_without_an_adapter_computes_the_same_bits(int4_bundle: Path, 
     verify = make_cycle("two-pass", 3).plans[1]
     for plan in (make_cycle("ar", 0).plans[0], verify, prefill_plan(16)):
         results = (run_trunk(int4_bundle, each.file, plan) for each in (derived, plain))
-        for expected, found in zip(*results, strict=True):
-            np.testing.assert_array_equal(found[:, :, :48], expected[:, :, :48])
+        for expected, actual in zip(*results, strict=True):
+            # Of logits, the first 48 of each row; of the cache, 48 entries, which hold the window.
+            np.testing.assert_array_equal(actual[:, :, :48], expected[:, :, :48])
 
 
 @pytest.mark.slow
@@ -129,7 +132,9 @@ def test_a_bundle_without_an_adapter_has_one_trunk_for_all_passes(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_queries_of_a_model_with_a_key_head_for_each_are_not_rewritten(tmp_path: Path):
+def test_the_queries_of_a_model_with_as_many_key_heads_as_query_heads_are_not_rewritten(
+    tmp_path: Path,
+):
     model = make_model(tmp_path / "model", num_attention_heads=2, num_key_value_heads=2)
     bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, weights="int4")
     portable, derived = graphs(bundle)
@@ -144,8 +149,8 @@ def test_the_trunk_for_batches_computes_what_the_portable_trunk_does(
 ):
     files = ("trunk.onnx", "trunk.cpu.onnx")
     portable, derived = (run_trunk(int4_bundle, file, plan, batch, exact=True) for file in files)
-    for expected, found in zip(portable, derived, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    for expected, actual in zip(portable, derived, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.slow
@@ -161,10 +166,10 @@ def w8a8_bundle(in_format: Callable[[str], Path]) -> Path:
     return in_format("w8a8")
 
 
-@of_slots
+@for_both_trunks
 def test_every_product_of_8_bit_activations_is_fused(w8a8_bundle: Path, slots: int, tmp_path: Path):
-    """ONNX Runtime fuses codes in uint8 around 128, but not in int8 around 0, as TensorRT needs
-    them."""
+    """ONNX Runtime fuses products of codes in uint8 around 128, which the derived trunks have. The
+    portable trunk has int8 around 0, as TensorRT needs."""
     _, derived = graphs(w8a8_bundle, slots)
     file = read_manifest(w8a8_bundle).trunk_file("cpu", slots)
     optimized = optimized_graph(w8a8_bundle / file, tmp_path)
@@ -176,9 +181,10 @@ def test_every_product_of_8_bit_activations_is_fused(w8a8_bundle: Path, slots: i
     assert not count(optimized, "DequantizeLinear")
 
 
-@of_slots
+@for_both_trunks
 def test_the_adapter_reads_the_codes_of_its_layer(w8a8_bundle: Path, slots: int, tmp_path: Path):
-    """A Gather selects the codes of the look-ahead rows, so that no row is rounded again."""
+    """A Gather selects the codes of the look-ahead rows. The portable trunk rounds these rows once
+    more for the adapter, at each of the adapter's places whose layer has 8-bit activations."""
     portable, derived = graphs(w8a8_bundle, slots)
     model = read_manifest(w8a8_bundle).model
     assert model.quantization is not None
@@ -196,7 +202,7 @@ def test_the_adapter_reads_the_codes_of_its_layer(w8a8_bundle: Path, slots: int,
 
 @pytest.mark.parametrize("file", ["trunk.cpu.onnx", "trunk.cpu.one.onnx"])
 def test_lookahead_rows_are_the_same_bits_in_every_group(w8a8_bundle: Path, file: str):
-    """The first rows of a longer group are those of a shorter one."""
+    """A shorter group has the bits of the first rows of a longer group."""
     longest = run_trunk(w8a8_bundle, file, make_cycle("two-pass", 3).plans[0])[0][0]
     for length in (1, 2):
         group = run_trunk(w8a8_bundle, file, make_cycle("two-pass", length).plans[0])[0][0]

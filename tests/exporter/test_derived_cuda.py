@@ -42,7 +42,7 @@ from trunk_feeds import trunk_feed
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from count_nodes import TrunkNodes, count_trunk
 
-OVERRIDES = {
+CHANGED_SETTINGS = {
     "gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 }
 PLANS = [
@@ -55,9 +55,12 @@ SINGLE = ("trunk.cuda.one.onnx", "trunk.cuda.one.plain.onnx")
 BATCHED = ("trunk.cuda.onnx", "trunk.cuda.plain.onnx")
 """The files for one sequence and for batches: with the adapter, and without."""
 BATCHES = {SINGLE: 1, BATCHED: 2}
+"""The number of sequences with which each pair of files is tested."""
 LENGTHS, CAPACITY = (33, 20), 80
+"""The number of cache entries before the window of each sequence, and the capacity."""
 ORT_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 EXACT_FILE = "trunk.fp32.onnx"
+"""The portable trunk in fp32, beside the portable trunk in fp16, TRUNK_FILE."""
 NODES = {
     "llama": (14, 9, 18),
     "mistral": (14, 9, 18),
@@ -68,7 +71,7 @@ NODES = {
     "gemma3_text": (22, 19, 27),
     "olmo2": (14, 14, 26),
 }
-"""Numbers of nodes by family: before the layers, in a layer, in a layer of trunks for batches."""
+"""Numbers of nodes by family: before the layers, in a layer, and in a layer of BATCHED trunks."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ class Trunks:
     def run(
         self, file: str, plan: Plan, batch: int = 1, *, adapter: bool = True
     ) -> dict[str, np.ndarray]:
-        """Return logits and cache by name, for a window after LENGTHS tokens; later entries of the
-        cache are random, too. adapter: False sets the adapter's results to 0."""
+        """Return logits and cache by name, for a window after LENGTHS random cache entries. The
+        entries after these are random, too. adapter: whether the adapter has an effect."""
         options, rng = ort.SessionOptions(), np.random.default_rng(0)
         options.log_severity_level = 3
         if not adapter:
@@ -101,7 +104,7 @@ class Trunks:
         return dict(zip(names, session.run(None, feed), strict=True))
 
     def without_adapter(self, file: str) -> str:
-        """Write a copy of a graph in which every B of the adapter is 0; return its name."""
+        """Write a copy of the graph in which every B of the adapter is 0. Return its file name."""
         model = ir.load(self.directory / file)
         for name, value in model.graph.initializers.items():
             if "lora_B" in name and value.const_value is not None:
@@ -113,7 +116,7 @@ class Trunks:
 @pytest.fixture(scope="module", params=SUPPORTED_FAMILIES)
 def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trunks:
     directory = tmp_path_factory.mktemp(request.param)
-    path = make_model(directory / "model", request.param, **OVERRIDES.get(request.param, {}))
+    path = make_model(directory / "model", request.param, **CHANGED_SETTINGS.get(request.param, {}))
     randomize_vectors(path)
     weights = write_random_weights(path, directory / "lookahead.safetensors", 2)
     for dtype, file in (("fp32", EXACT_FILE), ("fp16", TRUNK_FILE)):
@@ -134,21 +137,21 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_trunks_for_cuda_compute_what_the_portable_trunk_does(
     trunks: Trunks, files: tuple[str, str], plan: Plan
 ):
-    """Their errors against the fp32 trunk are at most twice those of the portable fp16 trunk. The
-    cache is compared up to the end of the window."""
+    """Their errors against the fp32 trunk are at most twice those of the portable fp16 trunk, so
+    squared errors at most four times. The cache is compared up to the end of the window."""
     batch = BATCHES[files]
-    exact, rounded = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
+    exact, portable = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
     for file in files[:1] if len(plan.lookahead_rows) else files:
-        found = trunks.run(file, plan, batch)
-        assert exact.keys() == found.keys()
-        for name, right in exact.items():
+        derived = trunks.run(file, plan, batch)
+        assert exact.keys() == derived.keys()
+        for name, values in exact.items():
             end = None if name == "logits" else min(LENGTHS[:batch]) + plan.width
-            errors = [
-                np.square(values[name][:, :, :end] - right[:, :, :end]).mean()
-                for values in (rounded, found)
-            ]
-            scale = np.square(right[:, :, :end]).mean()
-            assert errors[1] <= 4 * errors[0] + 1e-6 * scale, (file, name)  # squared errors
+            portable_error, error = (
+                np.square(results[name][:, :, :end] - values[:, :, :end]).mean()
+                for results in (portable, derived)
+            )
+            scale = np.square(values[:, :, :end]).mean()
+            assert error <= 4 * portable_error + 1e-6 * scale, (file, name)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
@@ -160,18 +163,19 @@ def test_the_adapter_changes_look_ahead_rows_alone(
     adapted, zeroed = (
         trunks.run(files[0], plan, batch, adapter=adapter)["logits"] for adapter in (True, False)
     )
-    others = plan.width - len(plan.lookahead_rows)
-    np.testing.assert_array_equal(adapted[:, :others], zeroed[:, :others])
-    changed = not np.array_equal(adapted[:, others:], zeroed[:, others:])
+    token_rows = plan.width - len(plan.lookahead_rows)  # the first rows of the window
+    np.testing.assert_array_equal(adapted[:, :token_rows], zeroed[:, :token_rows])
+    changed = not np.array_equal(adapted[:, token_rows:], zeroed[:, token_rows:])
     assert changed == (len(plan.lookahead_rows) > 0)
     # The CPU does not round to float16 between some nodes. For OLMo2, these nodes differ in the
     # graphs with and without the adapter.
     if trunks.family != "olmo2":
         plain = trunks.run(files[1], plan, batch)["logits"]
-        np.testing.assert_array_equal(adapted[:, :others], plain[:, :others])
+        np.testing.assert_array_equal(adapted[:, :token_rows], plain[:, :token_rows])
 
 
-def test_numbers_of_nodes(trunks: Trunks):
+def test_trunks_for_cuda_have_fewer_nodes_than_the_portable_trunk(trunks: Trunks):
+    """Every node is a kernel launch."""
     adapted, plain, batched, _ = (
         count_trunk(trunks.directory / file) for file in (*SINGLE, *BATCHED)
     )
@@ -193,8 +197,8 @@ def test_every_node_has_a_kernel_and_copies_no_value_to_the_host(trunks: Trunks)
 
 
 def test_group_query_attention_refuses_windows_of_a_batch():
-    """Therefore batches have trunks of their own. If this test fails, ONNX Runtime has lifted the
-    limit, and the trunks for one sequence may serve batches, too."""
+    """This is why there are trunks for batches. If this test fails, ONNX Runtime has lifted the
+    limit, and the trunks for one sequence may be used for batches, too."""
     feed = {
         "rows": np.zeros((2, 3, 3 * 16), np.float32),
         "keys": np.zeros((2, 1, 8, 16), np.float32),
@@ -246,7 +250,7 @@ def test_an_fp16_bundle_has_trunks_for_one_slot_and_for_batches(bundle: Path):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Open sessions for CUDA on the CPU; return a list that grows by their files."""
+    """Make sessions for CUDA open on the CPU, and return a list that grows by their files."""
     files: list[str] = []
 
     def open_on_cpu(path: Path, device: str, *_: object, **__: object) -> ort.InferenceSession:
@@ -308,7 +312,7 @@ def test_trunks_for_cuda_need_fp16_and_a_supported_head_size(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_cuda_attention_attention_leaves_out_trunks_for_cuda(tmp_path: Path):
+def test_an_export_with_the_cuda_attention_attention_has_no_trunks_for_cuda(tmp_path: Path):
     model = make_model(tmp_path / "model", num_hidden_layers=1)
     bundle = export_bundle(model, tmp_path / "bundle", dtype="fp16", cuda_attention="attention")
     assert read_manifest(bundle).derived == ()

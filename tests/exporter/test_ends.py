@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import broken, settings
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
+from checkpoints import change_settings, changed_copy
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
@@ -19,8 +18,7 @@ from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 
-MARKS = ["<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|user|>", "<|assistant|>"]
-MARKS += ["<|end|>", "<tool>"]
+SPECIAL_TOKENS = "<|im_start|> <|im_end|> [INST] [/INST] <|user|> <|assistant|> <|end|> <tool>"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -62,6 +60,7 @@ TEMPLATES: dict[str, tuple[str, list[str]]] = {
     "is broken": ("{% for %}", []),
     "leaves answers out": ("{{ messages[0].content }}<|end|>", []),
 }
+"""Chat templates, and the end tokens that each of them has besides <eos>."""
 
 
 @pytest.fixture(scope="module")
@@ -75,27 +74,29 @@ def test_what_a_template_writes_after_an_answer_is_an_end_token(
 ):
     template, expected = TEMPLATES[name]
     tokenizer = make_tokenizer()
-    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS.split()])
     model.config.vocab_size = len(tokenizer)
-    for chosen in (template, {"default": "{{ 1 }}", "tool_use": template}):
-        tokenizer.chat_template = chosen
-        found = end_tokens(model, tokenizer, str(tiny_model), {})
-        assert found == tuple(dict.fromkeys((EOS, *tokenizer.convert_tokens_to_ids(expected))))
+    expected_ids = tuple(dict.fromkeys((EOS, *tokenizer.convert_tokens_to_ids(expected))))
+    for chat_template in (template, {"default": "{{ 1 }}", "tool_use": template}):
+        tokenizer.chat_template = chat_template
+        assert end_tokens(model, tokenizer, str(tiny_model), {}) == expected_ids
 
 
 IDS = st.integers(0, 20) | st.lists(st.integers(0, 20), max_size=3) | st.none()
+"""What `eos_token_id` may be in a configuration."""
 
 
-@hypothesis_settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(generation=IDS, config=IDS, own=st.sampled_from([None, "<bos>", "<eos>", "a"]))
 def test_the_end_tokens_of_all_configurations_are_used(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, generation, config, own
 ):
-    """Those of generation_config.json come first. The defaults of transformers are not used."""
-    directory = broken(
-        tiny_model, tmp_path_factory.mktemp("ends") / "model", settings(eos_token_id=config)
+    """The end tokens of generation_config.json come first, then those of config.json, and that of
+    the tokenizer (`own`) last."""
+    directory = changed_copy(
+        tiny_model, tmp_path_factory.mktemp("ends") / "model", change_settings(eos_token_id=config)
     )
-    settings("generation_config.json", eos_token_id=generation)(directory)
+    change_settings("generation_config.json", eos_token_id=generation)(directory)
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": own}))
     expected: dict[int, None] = {}
@@ -108,8 +109,8 @@ def test_the_default_end_token_of_a_configuration_class_is_not_used(
     tiny_model: Path, tmp_path: Path
 ):
     """LlamaConfig has the default 2, an ordinary token of this model."""
-    model = broken(
-        tiny_model, tmp_path / "model", settings("generation_config.json", eos_token_id=5)
+    model = changed_copy(
+        tiny_model, tmp_path / "model", change_settings("generation_config.json", eos_token_id=5)
     )
     path = model / "config.json"
     config = json.loads(path.read_text())

@@ -1,4 +1,5 @@
-"""Every key of a .gguf file becomes a setting, has no effect, or is refused by name."""
+"""Settings that a .gguf file states under its keys: each key becomes a setting of the model or is
+refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 
-KEYS: dict[str, Any] = {
+REQUIRED_KEYS: dict[str, Any] = {
     "block_count": 6,
     "context_length": 512,
     "embedding_length": 64,
@@ -36,13 +37,14 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.fixture
-def stated(tmp_path: Path):
-    """Return a function: architecture, keys -> the settings of a file. None leaves a key out."""
+def settings_of(tmp_path: Path):
+    """Return a function that writes a file for an architecture, with REQUIRED_KEYS and `keys`, and
+    returns the settings read from it. A key whose value is None is left out."""
 
-    def settings(arch: str, changes: dict[str, Any]) -> dict[str, Any]:
+    def settings(arch: str, keys: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path / "model.gguf"
         writer = gguf.GGUFWriter(path, arch)
-        for key, value in (KEYS | changes).items():
+        for key, value in (REQUIRED_KEYS | keys).items():
             if value is not None:
                 writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
         writer.add_tensor("token_embd.weight", np.ones(4, np.float32))
@@ -63,16 +65,19 @@ def gemma3_rope(full: dict[str, Any], sliding_theta: float) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": default_rope(sliding_theta)}
 
 
-YARN_KEYS = ("attn_factor", "beta_fast", "beta_slow")
 LINEAR = default_rope() | {"rope_type": "linear", "factor": 4.0}
 YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 512}
-TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "nothing else": (
+SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "required keys alone": (
         "llama",
         {},
         {"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": default_rope()},
     ),
-    "no base": ("llama", {"rope.freq_base": None}, {"rope_parameters": default_rope(10000.0)}),
+    "no base of rotary frequencies": (
+        "llama",
+        {"rope.freq_base": None},
+        {"rope_parameters": default_rope(10000.0)},
+    ),
     "size of heads": (
         "qwen3",
         {"attention.key_length": 24, "attention.value_length": 24},
@@ -126,7 +131,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "query_pre_attn_scalar": 32,
         },
     ),
-    "gemma3 in full": (
+    "all of gemma3": (
         "gemma3",
         {
             "attention.sliding_window": 64,
@@ -156,13 +161,14 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"sliding_window": None},
     ),
 }
+"""By case: an architecture, keys of a file, and the settings of transformers that follow."""
 
 
-@pytest.mark.parametrize("case", TAKEN)
-def test_keys_become_settings(stated, case: str):
-    arch, keys, expected = TAKEN[case]
-    found = stated(arch, keys)
-    assert {name: found[name] for name in expected} == expected
+@pytest.mark.parametrize("case", SETTINGS)
+def test_keys_become_settings(settings_of, case: str):
+    arch, keys, expected = SETTINGS[case]
+    settings = settings_of(arch, keys)
+    assert {name: settings[name] for name in expected} == expected
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -195,48 +201,50 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "architecture 'mamba'": ("mamba", {}),
     "architecture 'olmo2'": ("olmo2", {}),
 }
+"""By a part of the error: an architecture and keys of a file."""
 
 
 @pytest.mark.parametrize("expected", REFUSED)
-def test_unsupported_keys_are_refused_by_name(stated, expected: str):
+def test_unsupported_keys_are_refused_by_name(settings_of, expected: str):
     with pytest.raises(PassError) as refused:
-        stated(*REFUSED[expected])
+        settings_of(*REFUSED[expected])
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-OF_YARN = {
-    f"rope.scaling.{key}" for key in ("original_context_length", *(f"yarn_{k}" for k in YARN_KEYS))
+YARN_KEYS = {
+    f"rope.scaling.{name}"
+    for name in ("original_context_length", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 }
-"""Keys of yarn scaling, which is refused for Phi3 and Gemma3."""
+"""Keys that only yarn scaling reads, which is refused for Phi3 and Gemma3."""
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_no_key_of_the_format_is_ignored(stated, arch: str):
-    """With some value, every key of the gguf package changes the settings or is refused."""
-    with_yarn = arch not in ("phi3", "gemma3")
+def test_no_key_of_the_format_is_ignored(settings_of, arch: str):
+    """Every key of the gguf package has a value that changes the settings or is refused, except the
+    size of the vocabulary, which follows from the embeddings, and YARN_KEYS without yarn."""
+    has_yarn = arch not in ("phi3", "gemma3")
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
-    beside = yarn if with_yarn else {"attention.sliding_window": 64}
-    kinds = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
-    names = {str(name).removeprefix("{arch}.") for kind in kinds for name in vars(kind).values()}
-    plain = stated(arch, beside)
+    other_keys = yarn if has_yarn else {"attention.sliding_window": 64}
+    classes = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
+    constants = {str(value) for each in classes for value in vars(each).values()}
+    keys = {constant.removeprefix("{arch}.") for constant in constants}
+    keys = {key for key in keys if set(key) <= set(ascii_lowercase + "._")}  # no Python attributes
+    assert len(keys) > 80
+    settings = settings_of(arch, other_keys)
 
-    def does_something(key: str, value: object) -> bool:
+    def has_effect(key: str, value: object) -> bool:
         try:
-            return stated(arch, beside | {key: value}) != plain
+            return settings_of(arch, other_keys | {key: value}) != settings
         except (PassError, TypeError, ValueError, ZeroDivisionError):
             return True
 
-    known = [name for name in names if set(name) <= set(ascii_lowercase + "._")]
-    assert len(known) > 80
     ignored = {
-        name
-        for name in known
-        if not any(does_something(name, value) for value in (3, 3.5, True, "odd"))
+        key for key in keys if not any(has_effect(key, value) for value in (3, 3.5, True, "odd"))
     }
-    assert ignored == {"vocab_size"} | (set() if with_yarn else OF_YARN)  # vocab_size is not needed
+    assert ignored == {"vocab_size"} | (set() if has_yarn else YARN_KEYS)
 
 
-def test_a_setting_that_transformers_would_change_is_refused(stated):
+def test_a_setting_that_transformers_would_change_is_refused():
     config = AutoConfig.for_model("llama", num_hidden_layers=6, rope_parameters=LINEAR)
     check_settings("m", {"num_hidden_layers": 6, "rope_parameters": LINEAR}, config)
     with pytest.raises(
@@ -248,12 +256,12 @@ def test_a_setting_that_transformers_would_change_is_refused(stated):
 
 
 def test_biases_of_a_file_are_used(tmp_path: Path):
-    """No key of the file tells transformers that there are biases."""
+    """No key of a file says that there are biases, so transformers would leave them out."""
     model = make_model(tmp_path / "model", attention_bias=True, mlp_bias=True)
     weights = load_file(model / "model.safetensors")
     for name, tensor in weights.items():
         if name.endswith(".bias"):
-            tensor.fill_(0.5)  # the same in any order of the rows
+            tensor.fill_(0.5)  # equal, because GGUF has the rows of some tensors in another order
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(resolve(str(write_gguf(model, tmp_path / "model.gguf"))), "fp32").model
     biases = [tensor for name, tensor in loaded.named_parameters() if name.endswith(".bias")]
@@ -261,25 +269,26 @@ def test_biases_of_a_file_are_used(tmp_path: Path):
 
 
 @pytest.mark.parametrize("key", ["eot", "eom"])
-def test_the_ends_of_turns_and_messages_are_ends(tiny_model: Path, tmp_path: Path, key: str):
+def test_the_end_tokens_of_turns_and_messages_are_end_tokens(
+    tiny_model: Path, tmp_path: Path, key: str
+):
     path = write_gguf(
         tiny_model, tmp_path / "model.gguf", keys={f"tokenizer.ggml.{key}_token_id": 7}
     )
     assert load_model(resolve(str(path)), "fp32").eos_token_ids == (1, 7)
 
 
-KIND = "tokenizer.ggml.model"
-
-
 def test_tokenizers_of_other_kinds_are_refused(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        gguf.GGUFWriter, "add_tokenizer_model", lambda self, _: self.add_string(KIND, "t5")
-    )
-    monkeypatch.setattr(
-        gguf.GGUFWriter, "add_token_merges", lambda self, _: self.add_token_scores([0.0] * 320)
-    )
+    def write_kind(writer: gguf.GGUFWriter, _kind: str) -> None:
+        writer.add_string("tokenizer.ggml.model", "t5")
+
+    def write_scores(writer: gguf.GGUFWriter, _merges: list[str]) -> None:
+        writer.add_token_scores([0.0] * 320)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_model", write_kind)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", write_scores)
     path = write_gguf(tiny_model, tmp_path / "model.gguf")
     with pytest.raises(PassError, match=r"tokenizer.ggml.model = 't5' is not supported"):
         load_model(resolve(str(path)), "fp32")

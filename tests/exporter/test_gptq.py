@@ -1,4 +1,5 @@
-"""GPTQ gives smaller errors of a layer's output than plain rounding in the same scheme."""
+"""GPTQ: errors of a layer's outputs, which are smaller than by plain rounding, and the rounding of
+whole models."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from conftest import make_model
 from pass_exporter.model.adapter import linear_layers
 from pass_exporter.model.families import SUPPORTED_FAMILIES
+from pass_exporter.model.load import load_model
+from pass_exporter.model.registry import resolve
 from pass_exporter.quantize.gptq import (
     Forecast,
     gptq_model,
@@ -31,32 +34,32 @@ SCHEMES = {"symmetric": INT4, "zero points": ASYMMETRIC}
 
 
 def make_rows(rng: torch.Generator, count: int, inputs: int) -> torch.Tensor:
-    """[count,in], whose inputs depend on one another, as those of a model do."""
-    return torch.randn(count, inputs // 4, generator=rng) @ torch.randn(
-        inputs // 4, inputs, generator=rng
-    ) + 0.1 * (torch.randn(count, inputs, generator=rng))
+    """Return rows [count,in] whose inputs are correlated, as those of a model are."""
+    causes = torch.randn(count, inputs // 4, generator=rng)
+    mixing = torch.randn(inputs // 4, inputs, generator=rng)
+    return causes @ mixing + 0.1 * torch.randn(count, inputs, generator=rng)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(data=st.data())
-def test_outputs_are_nearer_than_by_plain_rounding(name, data):
+def test_errors_of_outputs_are_smaller_than_by_plain_rounding(name, data):
     scheme, rng = SCHEMES[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     inputs = 32 * data.draw(st.integers(2, 5))
     weight = torch.randn(24, inputs, generator=rng) * 10.0 ** data.draw(st.integers(-4, 4))
     x = make_rows(rng, 400, inputs)
     packed = gptq_weight(scheme, weight, inverse_factor(hessian(x)))
     assert packed.dequantized().shape == weight.shape and packed.scales.shape == (24, inputs // 32)
-    errors = [
-        ((found.dequantized() - weight) @ x.T).square().sum()
-        for found in (packed, round_to(scheme, weight))
-    ]
-    assert errors[0] < errors[1] * 0.7
+    error, plain_error = (
+        ((rounded.dequantized() - weight) @ x.T).square().sum()
+        for rounded in (packed, round_to(scheme, weight))
+    )
+    assert error < plain_error * 0.7
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_weights_that_are_codes_do_not_change(name: str, dtype: torch.dtype):
+def test_weights_that_codes_represent_exactly_do_not_change(name: str, dtype: torch.dtype):
     rng = torch.Generator().manual_seed(0)
     scheme = WeightScheme("int4", zero_points=SCHEMES[name].zero_points)
     integers = torch.randint(-7, 8, (16, 96), generator=rng)
@@ -69,37 +72,35 @@ def test_weights_that_are_codes_do_not_change(name: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("inputs", [32, 127, 300, 544])
-def test_the_factor_is_of_the_inverse_hessian(inputs: int):
-    """For every number of parts. The factor with a positive diagonal is unique."""
-    found = hessian(make_rows(torch.Generator().manual_seed(0), 2 * inputs, inputs))
-    damped = found.double() + 0.01 * found.diagonal().mean().double() * torch.eye(inputs)
-    factor = inverse_factor(found).double()
+def test_the_factor_is_the_cholesky_factor_of_the_inverse_hessian(inputs: int):
+    """An upper triangular factor with a positive diagonal is unique. It is computed in parts, of
+    which these sizes have one or several."""
+    matrix = hessian(make_rows(torch.Generator().manual_seed(0), 2 * inputs, inputs))
+    damped = matrix.double() + 0.01 * matrix.diagonal().mean().double() * torch.eye(inputs)
+    factor = inverse_factor(matrix).double()
     assert torch.equal(factor, factor.triu()) and (factor.diagonal() > 0).all()
     assert (factor.T @ factor @ damped - torch.eye(inputs)).abs().max() < 1e-3
 
 
-def test_weights_of_inputs_that_are_always_0_are_rounded():
+def test_weights_of_inputs_that_are_always_0_are_rounded_too():
     rng = torch.Generator().manual_seed(0)
     weight, x = torch.randn(4, 64, generator=rng), make_rows(rng, 100, 64)
     x[:, 5:40] = 0
     for rows in (x, torch.zeros_like(x)):
-        restored = gptq_weight(ASYMMETRIC, weight, inverse_factor(hessian(rows))).dequantized()
-        assert ((restored - weight).abs() < 1).all()
+        rounded = gptq_weight(ASYMMETRIC, weight, inverse_factor(hessian(rows))).dequantized()
+        assert ((rounded - weight).abs() < 1).all()
 
 
 @pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
 def test_every_layer_of_a_model_is_rounded_once(family: str, tmp_path: Path):
-    from pass_exporter.model.load import load_model
-    from pass_exporter.model.registry import resolve
-
     model = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32").model
     steps: list[tuple[int, int]] = []
-    ids = torch.randint(
-        0, model.config.vocab_size, (3, 40), generator=torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(0)
+    ids, spec = (
+        torch.randint(0, 320, (3, 40), generator=random),
+        QuantSpec("int4", ASYMMETRIC, INT4),
     )
-    packed = gptq_model(
-        model, QuantSpec("int4", ASYMMETRIC, INT4), ids, lambda *step: steps.append(step)
-    )
+    packed = gptq_model(model, spec, ids, lambda *step: steps.append(step))
     layers = linear_layers(model) | {"lm_head": model.lm_head}
     assert set(packed) == set(layers)
     assert all(
@@ -109,19 +110,19 @@ def test_every_layer_of_a_model_is_rounded_once(family: str, tmp_path: Path):
     assert not any(layer._forward_pre_hooks for layer in layers.values())
 
 
-def test_the_time_of_long_work_is_forecast_once():
-    """After a fiftieth of the work, if it takes more than half an hour."""
-    for seconds, expected in ((36.0, 1), (18.0, 0)):
-        now = [0.0]
-        forecast = Forecast(1000.0, lambda now=now: now[0])
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(100):
-                now[0] += seconds
-                forecast.add(10.0)
-        assert len(caught) == expected
-        assert all("about 60 minutes" in str(each.message) for each in caught)
+@pytest.mark.parametrize(("minutes", "forecasts"), [(60, 1), (30, 0)])
+def test_the_time_of_work_of_more_than_half_an_hour_is_forecast_once(minutes: int, forecasts: int):
+    """Each of 100 equal parts of the work takes a hundredth of the minutes."""
+    seconds = 0.0
+    forecast = Forecast(1000.0, lambda: seconds)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(100):
+            seconds += 60 * minutes / 100
+            forecast.add(10.0)
+    assert len(caught) == forecasts
+    assert all("about 60 minutes" in str(each.message) for each in caught)
 
 
-def test_the_cost_of_rounding_grows_most_with_the_inputs():
+def test_the_cost_of_rounding_grows_more_with_inputs_than_with_outputs():
     assert rounding_cost(896, 4864) > 10 * rounding_cost(4864, 896)

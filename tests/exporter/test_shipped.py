@@ -1,16 +1,15 @@
-"""The look-ahead weights that an export chooses by itself, and its report."""
+"""The look-ahead weights that the package ships, which an export finds by itself; and the report of
+an export."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import click.testing
 import pytest
-from checkpoints import broken, tensors
+from checkpoints import change_tensors, changed_copy
+from export_process import command
 
-import pass_exporter.cli
 from conftest import SilentProgress, make_model
 from pass_exporter.config import ExportConfig
 from pass_exporter.export import export
@@ -22,26 +21,20 @@ from pass_runtime import read_manifest
 
 NAME = "smollm2-135m"
 """The name of a model with shipped weights."""
-fine_tuned = tensors(lambda found: {name: tensor * 1.02 for name, tensor in found.items()})
+fine_tune = change_tensors(lambda old: {name: tensor * 1.02 for name, tensor in old.items()})
+"""Changes all weights a little, as fine-tuning does."""
 
 
-@pytest.fixture
-def said() -> Callable[..., str]:
-    """Return a function: flags of an export -> the text of its report."""
-
-    def run(*flags: object) -> str:
-        done = click.testing.CliRunner().invoke(
-            pass_exporter.cli.main, ["--lookahead", "2", *map(str, flags)]
-        )
-        assert done.exit_code == 0, done.stderr
-        return " ".join(done.stderr.split())
-
-    return run
+def report_of(model: Path, *flags: object) -> str:
+    """Export `model`, and return the report, with single spaces."""
+    done = command("--lookahead", 2, "--model", model, *flags)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stderr.split())
 
 
 @pytest.fixture
 def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ship weights for the tiny model."""
+    """Make the package ship weights for the tiny model under the name NAME."""
     models = tmp_path / "models"
     (models / NAME).mkdir(parents=True)
     shutil.copy(adapter_weights, models / NAME / FILE_NAME)
@@ -50,49 +43,43 @@ def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shipped")
-def test_shipped_weights_are_found_by_the_weights_of_the_model(
-    said: Callable[..., str], tiny_model: Path, tmp_path: Path
+def test_shipped_weights_are_found_by_the_weights_of_the_model_and_not_by_its_name(
+    tiny_model: Path, tmp_path: Path
 ):
-    assert "look-ahead embeddings file:lookahead" in said(
-        "--model", tiny_model, "-o", tmp_path / "bundle"
-    )
+    report = report_of(tiny_model, "-o", tmp_path / "bundle")
+    assert "look-ahead embeddings file:lookahead" in report
     assert read_manifest(tmp_path / "bundle").lookahead.trained
     assert shipped_weights(load_model(resolve(str(tiny_model)), "bf16").model) is not None
-    model = broken(tiny_model, tmp_path / NAME, fine_tuned)
+    model = changed_copy(tiny_model, tmp_path / NAME, fine_tune)
     assert shipped_weights(load_model(resolve(str(model)), "fp32").model) is None
 
 
 @pytest.mark.slow
 def test_a_fine_tuned_model_with_a_shipped_name_gets_untrained_embeddings(
-    said: Callable[..., str], tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path
 ):
-    text = said(
-        "--model", broken(tiny_model, tmp_path / NAME, fine_tuned), "-o", tmp_path / "bundle"
-    )
+    model = changed_copy(tiny_model, tmp_path / NAME, fine_tune)
     assert (
         "untrained: mean of the vocabulary embeddings no trained embeddings are shipped for "
-        "this model: pass-train" in text
+        "this model: pass-train" in report_of(model, "-o", tmp_path / "bundle")
     )
     assert not read_manifest(tmp_path / "bundle").lookahead.trained
 
 
 @pytest.mark.slow
-def test_the_report_of_a_bf16_export_says_that_it_needs_engines(
-    said: Callable[..., str], tiny_model: Path, tmp_path: Path
-):
-    text = said("--model", tiny_model, "--dtype", "bf16", "-o", tmp_path / "bf16")
+def test_the_report_of_a_bf16_export_says_that_it_needs_engines(tiny_model: Path, tmp_path: Path):
+    bundle = tmp_path / "bundle"
     assert (
-        "ONNX Runtime cannot run bf16: build engines next (pass-export build "
-        f"{tmp_path / 'bf16'} --engine" in text
+        f"ONNX Runtime cannot run bf16: build engines next (pass-export build {bundle} --engine"
+        in report_of(tiny_model, "--dtype", "bf16", "-o", bundle)
     )
-    assert list((tmp_path / "bf16").glob("trunk.check*")) == []
+    assert list(bundle.glob("trunk.check*")) == []  # the graph that was checked in their place
 
 
 @pytest.mark.slow
 def test_the_report_counts_the_tokens_that_were_compared(tmp_path: Path):
-    """A model for 16 tokens has no room for the usual 32 after a prompt."""
+    """A model for 16 tokens has no room for the usual 32 tokens after a prompt."""
     model = make_model(tmp_path / "short", max_position_embeddings=16)
-    report = export(
-        ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle"), SilentProgress()
-    )
+    config = ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle")
+    report = export(config, SilentProgress())
     assert report.greedy_tokens == 8

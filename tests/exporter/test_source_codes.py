@@ -1,4 +1,4 @@
-"""Weights from GGUF's Q4_0, Q4_1 and Q8_0 keep their values exactly."""
+"""`--weights source`: weights of a .gguf file in Q4_0, Q4_1 and Q8_0 keep their values exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from pass_runtime import PassError, read_manifest
 
 
 def make_weight(outputs: int, inputs: int) -> torch.Tensor:
-    """Return [out,in] with a block of zeros, one of equal values, and one of positive values."""
+    """Return a weight [out,in] with a block of zeros, one of equal values, and one of positive
+    values."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) ** 3
     weight[0, :32], weight[1, :32] = 0, -0.5
     weight[2, :32] = weight[2, :32].abs() + 2
@@ -33,7 +34,7 @@ def make_weight(outputs: int, inputs: int) -> torch.Tensor:
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 KINDS = {"Q4_0": ("int4", False), "Q4_1": ("int4", True), "Q8_0": ("int8", False)}
-"""The integers that an export has for each type, and whether blocks have offsets."""
+"""By type of GGUF, the type of the codes in an export, and whether its blocks have offsets."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,11 +54,11 @@ def test_recovered_codes_give_the_same_values(kind: str, dtype: torch.dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_are_recovered_if_no_block_has_the_largest_code(kind: str):
-    """llama.cpp with an importance matrix chooses such scales."""
+    """llama.cpp chooses such scales if it has an importance matrix."""
     generator = torch.Generator().manual_seed(1)
     scale = (torch.rand(64, 4, 1, generator=generator) / 50).half().float()
-    most, least = {"Q4_0": (5, -8), "Q4_1": (14, 2), "Q8_0": (99, -93)}[kind]
-    codes = torch.randint(least, most + 1, (64, 4, 32), generator=generator).float()
+    least, largest = {"Q4_0": (-8, 5), "Q4_1": (2, 14), "Q8_0": (-93, 99)}[kind]
+    codes = torch.randint(least, largest + 1, (64, 4, 32), generator=generator).float()
     weight = codes * scale
     if kind == "Q4_1":
         weight += (torch.randn(64, 4, 1, generator=generator) / 10).half().float()
@@ -67,7 +68,8 @@ def test_codes_are_recovered_if_no_block_has_the_largest_code(kind: str):
 
 
 def test_layers_of_several_types_in_one_product_keep_their_values():
-    """llama.cpp gives V more bits than Q and K. The product then has 8-bit integers and offsets."""
+    """llama.cpp may give V more bits than Q and K. The one product of all three then has 8-bit
+    codes and offsets."""
     weights = [of_type(kind, make_weight(24, 96) / n) for n, kind in enumerate(KINDS, 1)]
     kept = recover_together(("q", "k", "v"), weights)
     for part, weight in zip(kept, weights, strict=True):
@@ -75,7 +77,8 @@ def test_layers_of_several_types_in_one_product_keep_their_values():
         assert torch.equal(part.dequantized(), weight)
 
 
-def test_weights_of_no_type_are_refused():
+def test_weights_that_were_not_dequantized_from_codes_are_refused():
+    """Even if only one number differs."""
     weight = make_weight(24, 96)
     almost = of_type("Q4_1", weight)
     almost[20, 40] *= 1.01
@@ -95,105 +98,110 @@ def test_the_weights_of_a_real_file_keep_their_values():
     kept = keep_source_codes(model, lambda _done, _total: None)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(str(source.location)).tensors}
     for name, packed in kept.items():
-        tensor = tensors[
-            FILE_NAMES.get(name.rpartition(".")[2], name).format(*name.split(".")[1:2])
-        ]
-        own = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        found = packed.dequantized()
+        layer = name.split(".")[1:2]  # empty for the LM head
+        tensor = tensors[GGUF_NAMES[name.rpartition(".")[2]].format(*layer)]
+        stored = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        weight = packed.dequantized()
         if name.endswith(("q_proj", "k_proj")):  # their rows have another order in the file
-            own, found = (
-                weight[weight.double().mv(MARKS[: weight.shape[1]]).argsort()]
-                for weight in (own, found)
-            )
-        assert torch.equal(found, own), name
+            stored, weight = sorted_rows(stored), sorted_rows(weight)
+        assert torch.equal(weight, stored), name
     assert {part.scheme.code_type for name, part in kept.items() if name != "lm_head"} == {"int4"}
     assert kept["lm_head"].scheme == INT8
 
 
-FILE_NAMES = {"lm_head": "token_embd.weight"}
-FILE_NAMES |= {f"{part}_proj": f"blk.{{}}.attn_{part}.weight" for part in "qkv"} | {
-    "o_proj": "blk.{}.attn_output.weight"
-}
-FILE_NAMES |= {f"{part}_proj": f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "down")}
-MARKS = torch.rand(4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-"""The product of a row with these numbers identifies the row."""
+GGUF_NAMES = {"lm_head": "token_embd.weight", "o_proj": "blk.{}.attn_output.weight"}
+GGUF_NAMES |= {f"{part}_proj": f"blk.{{}}.attn_{part}.weight" for part in "qkv"}
+GGUF_NAMES |= {f"{part}_proj": f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "down")}
+
+
+def sorted_rows(weight: torch.Tensor) -> torch.Tensor:
+    """Return the rows in the order of their products with random numbers, which differ by row."""
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.rand(weight.shape[1], generator=random, dtype=torch.float64)
+    return weight[weight.double().mv(numbers).argsort()]
 
 
 @pytest.fixture(scope="module")
-def four_bits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+def q4_1_export(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A bundle exported from a file in Q4_1, and the file's weights by name."""
     return export_of_type("Q4_1", tmp_path_factory.mktemp("q4_1"))
 
 
 @pytest.fixture(scope="module")
-def four_bit_bundle(four_bits: tuple[Path, dict[str, torch.Tensor]]) -> Path:
-    return four_bits[0]
+def q4_1_bundle(q4_1_export: tuple[Path, dict[str, torch.Tensor]]) -> Path:
+    return q4_1_export[0]
 
 
 def weights_in(bundle: Path) -> dict[str, np.ndarray]:
     """Return the dequantized weights [out,in] of the trunk by name, offsets included."""
     graph = onnx.load(bundle / "trunk.onnx").graph
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    found = {}
-    for name in [name for name in stored if name.endswith((".int4", ".int8"))]:
-        codes = stored[name].astype(np.float32)
-        zero, size = stored.get(f"{name}.zero_point"), len(codes) // len(stored[f"{name}.scale"])
-        weight = codes - (0 if zero is None else zero.astype(np.float32).repeat(size, 0))
-        weight *= stored[f"{name}.scale"].repeat(size, 0)
-        if (offsets := stored.get(f"{name.rpartition('.')[0]}.offsets")) is not None:
-            weight += offsets.repeat(size, 0)[: len(weight)]
-        found[name.rpartition(".")[0]] = weight.T
-    return found
+    weights = {}
+    for codes_name in [name for name in stored if name.endswith((".int4", ".int8"))]:
+        name = codes_name.rpartition(".")[0]
+        weight, scale = stored[codes_name].astype(np.float32), stored[f"{codes_name}.scale"]
+        block_size = len(weight) // len(scale)
+        if (zero_point := stored.get(f"{codes_name}.zero_point")) is not None:
+            weight -= zero_point.astype(np.float32).repeat(block_size, 0)
+        weight *= scale.repeat(block_size, 0)
+        if (offsets := stored.get(f"{name}.offsets")) is not None:
+            weight += offsets.repeat(block_size, 0)[: len(weight)]
+        weights[name] = weight.T
+    return weights
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_of_a_bundle_are_those_of_the_file(
-    kind: str, four_bits: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+    kind: str, q4_1_export: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ):
-    bundle, tensors = four_bits if kind == "Q4_1" else export_of_type(kind, tmp_path)
-    found = {name: weight for name, weight in weights_in(bundle).items() if "lm_head" not in name}
-    assert sum(name.count("_proj") for name in found) == 14
+    bundle, tensors = q4_1_export if kind == "Q4_1" else export_of_type(kind, tmp_path)
+    weights = {name: weight for name, weight in weights_in(bundle).items() if "lm_head" not in name}
+    # Seven linear layers in each of two decoder layers; the weights of q, k and v are one.
+    assert sum(name.count("_proj") for name in weights) == 14
     assert sum("_proj" in name for name in tensors) == 14
-    for name, weight in found.items():
-        names = [
-            part.removeprefix("model.").removesuffix(".transposed") for part in name.split("+")
-        ]
+    for name, weight in weights.items():
+        parts = name.split("+")
+        names = [part.removeprefix("model.").removesuffix(".transposed") for part in parts]
         expected = np.concatenate([tensors[part].numpy() for part in names])
         assert np.array_equal(weight, expected), name
 
 
-def test_the_manifest_has_the_formats_of_the_file(four_bit_bundle: Path):
-    found = read_manifest(four_bit_bundle).model.quantization
-    assert found is not None and found.lm_head is not None and not found.layers
-    formats = [
-        (each.numbers, each.offsets, each.zero_points) for each in (found.grid, found.lm_head)
-    ]
-    assert formats == [("int4", True, True), ("int8", False, False)]
+def test_the_manifest_has_the_formats_of_the_file(q4_1_bundle: Path):
+    """The embeddings, and so the LM head, are in Q8_0."""
+    quantization = read_manifest(q4_1_bundle).model.quantization
+    assert quantization is not None and quantization.lm_head is not None
+    assert not quantization.layers
+    grid, lm_head = quantization.grid, quantization.lm_head
+    assert (grid.numbers, grid.offsets, grid.zero_points) == ("int4", True, True)
+    assert (lm_head.numbers, lm_head.offsets, lm_head.zero_points) == ("int8", False, False)
 
 
-def test_onnx_runtime_fuses_products_and_sums_of_blocks(four_bit_bundle: Path, tmp_path: Path):
-    graph = optimized_graph(four_bit_bundle / "trunk.onnx", tmp_path)
-    # In each of two layers, 5 products (q, k and v are one) and the sums of their 4 inputs; the LM
-    # head.
+def test_onnx_runtime_fuses_products_and_sums_of_blocks(q4_1_bundle: Path, tmp_path: Path):
+    graph = optimized_graph(q4_1_bundle / "trunk.onnx", tmp_path)
+    # Each of two layers has 5 products, because q, k and v are one, and the sums of the blocks of 4
+    # inputs, since gate and up read the same. The LM head is one more product.
     assert count(graph, "MatMulNBits") == 11 + 8 and not count(graph, "DequantizeLinear")
-    assert count(graph, "MatMul") == 10  # sums times offsets
+    assert count(graph, "MatMul") == 10  # products of sums and offsets
 
 
-def test_widths_do_not_change_bits(four_bit_bundle: Path):
-    check_widths(four_bit_bundle)
+def test_plans_batches_and_capacities_do_not_change_bits(q4_1_bundle: Path):
+    check_widths(q4_1_bundle)
 
 
-def test_engines_are_refused(four_bit_bundle: Path):
+def test_an_engine_of_weights_with_offsets_is_refused(q4_1_bundle: Path):
     with pytest.raises(PassError, match="with --weights int4 --no-zero-points"):
-        check_formats(read_manifest(four_bit_bundle), ["sm89"])
+        check_formats(read_manifest(q4_1_bundle), ["sm89"])
 
 
-def test_source_is_for_gguf_files(tiny_model: Path, tmp_path: Path):
+def test_weights_source_is_refused_for_other_checkpoints_than_gguf_files(
+    tiny_model: Path, tmp_path: Path
+):
     flags = ("--model", tiny_model, "--weights", "source", "-o", tmp_path / "bundle")
     assert "keeps the codes of a .gguf file, which" in error_line(command(*flags))
 
 
-def test_a_file_of_another_type_is_refused(tmp_path: Path):
+def test_a_gguf_file_with_tensors_of_another_type_is_refused(tmp_path: Path):
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType.Q5_1

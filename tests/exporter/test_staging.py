@@ -1,4 +1,4 @@
-"""A bundle appears whole or not at all, and a failure keeps the old bundle."""
+"""`staged_directory`: a bundle appears whole or not at all, and a failure keeps the old bundle."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from pass_exporter.staging import staged_directory
 from pass_runtime import PassError
 
 
-def bundle_at(path: Path, content: str = "old") -> Path:
+def make_bundle(path: Path, content: str = "old") -> Path:
     path.mkdir()
     (path / "pass_config.json").write_text(content)
     return path
 
 
-def write(destination: Path, content: str = "new", *, force: bool = False) -> None:
+def write(destination: Path, *, force: bool = False) -> None:
+    """Write a bundle with the content "new", as an export does."""
     with staged_directory(destination, force=force) as directory:
-        (directory / "pass_config.json").write_text(content)
+        (directory / "pass_config.json").write_text("new")
 
 
 EXPORT = """
@@ -32,7 +33,7 @@ import os, sys
 from pathlib import Path
 from pass_exporter.staging import staged_directory
 
-os.getpid = lambda: 1 << 30  # not in /proc, as processes of other containers are not
+os.getpid = lambda: 1 << 30  # an export in another container has no entry in /proc either
 with staged_directory(Path(sys.argv[1]), force=True) as directory:
     (directory / "pass_config.json").write_text("half")
     print("begun", flush=True)
@@ -42,7 +43,8 @@ with staged_directory(Path(sys.argv[1]), force=True) as directory:
 
 @contextmanager
 def export_elsewhere(destination: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start an export in another process, which waits for the text to write on standard input."""
+    """Start an export in another process. It writes "half", waits for a text on standard input, and
+    then writes the text."""
     command = [sys.executable, "-c", EXPORT, str(destination)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -51,7 +53,7 @@ def export_elsewhere(destination: Path) -> Iterator[subprocess.Popen[str]]:
         yield running
 
 
-def test_a_bundle_appears_whole(tmp_path: Path):
+def test_a_bundle_appears_when_it_is_complete(tmp_path: Path):
     destination = tmp_path / "a" / "b"
     with staged_directory(destination, force=False) as directory:
         (directory / "file").write_text("x")
@@ -61,7 +63,7 @@ def test_a_bundle_appears_whole(tmp_path: Path):
 
 
 def test_an_existing_output_is_refused_before_any_work(tmp_path: Path):
-    destination = bundle_at(tmp_path / "bundle")
+    destination = make_bundle(tmp_path / "bundle")
     with pytest.raises(PassError, match="--force"), staged_directory(destination, force=False):
         pytest.fail("the work began")
     assert (destination / "pass_config.json").read_text() == "old"
@@ -69,7 +71,7 @@ def test_an_existing_output_is_refused_before_any_work(tmp_path: Path):
 
 
 def test_force_replaces_a_bundle(tmp_path: Path):
-    destination = bundle_at(tmp_path / "bundle")
+    destination = make_bundle(tmp_path / "bundle")
     (destination / "stale").write_text("x")
     write(destination, force=True)
     assert {path.name: path.read_text() for path in destination.iterdir()} == {
@@ -78,7 +80,7 @@ def test_force_replaces_a_bundle(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [destination]
 
 
-def test_force_may_fill_an_empty_directory(tmp_path: Path):
+def test_force_replaces_an_empty_directory(tmp_path: Path):
     (tmp_path / "bundle").mkdir()
     write(tmp_path / "bundle", force=True)
     assert (tmp_path / "bundle" / "pass_config.json").read_text() == "new"
@@ -101,10 +103,12 @@ def test_force_replaces_only_bundles(tmp_path: Path, kind: str):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, PassError])
 @pytest.mark.parametrize("force", [False, True])
-def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException], force: bool):
+def test_a_failure_leaves_the_old_bundle_and_nothing_else(
+    tmp_path: Path, error: type[BaseException], force: bool
+):
     destination = tmp_path / "bundle"
     if force:
-        bundle_at(destination)
+        make_bundle(destination)
     with pytest.raises(error), staged_directory(destination, force=force) as directory:
         (directory / "file").write_text("half")
         raise error
@@ -116,8 +120,8 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
 def test_an_output_that_appeared_during_the_export_is_kept(tmp_path: Path):
     destination = tmp_path / "bundle"
     with pytest.raises(PassError, match="exists"), staged_directory(destination, force=False):
-        bundle_at(destination, "of the other export")
-    assert (destination / "pass_config.json").read_text() == "of the other export"
+        make_bundle(destination, "by another program")
+    assert (destination / "pass_config.json").read_text() == "by another program"
     assert list(tmp_path.iterdir()) == [destination]
 
 
@@ -125,17 +129,17 @@ def test_an_output_that_appeared_during_the_export_is_kept(tmp_path: Path):
 def test_a_second_export_to_the_same_path_is_refused_before_any_work(tmp_path: Path, force: bool):
     destination = tmp_path / "bundle"
     with export_elsewhere(destination) as running:
-        busy = r"another pass-export is writing .*bundle; wait for it, or use another --output"
-        with pytest.raises(PassError, match=busy), staged_directory(destination, force=force):
+        error = r"another pass-export is writing .*bundle; wait for it, or use another --output"
+        with pytest.raises(PassError, match=error), staged_directory(destination, force=force):
             pytest.fail("the work began")
-        write(tmp_path / "other")
+        write(tmp_path / "other")  # another path is not locked
         running.communicate("whole")
     assert running.returncode == 0
     assert (destination / "pass_config.json").read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "other"]
 
 
-def test_the_files_of_a_killed_export_are_removed(tmp_path: Path):
+def test_the_next_export_removes_the_files_of_a_killed_one(tmp_path: Path):
     with export_elsewhere(tmp_path / "bundle") as running:
         running.kill()
     assert (tmp_path / ".bundle.partial" / "pass_config.json").read_text() == "half"
@@ -160,9 +164,9 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         write(tmp_path / "bundle")
 
 
-def test_the_bundle_that_a_killed_export_moved_away_is_moved_back(tmp_path: Path):
-    """The export was killed between its two renames."""
-    bundle_at(tmp_path / ".bundle.replaced")
+def test_the_next_export_moves_back_the_old_bundle_that_a_killed_one_had_moved_away(tmp_path: Path):
+    """The export was killed between its two renames. The next one fails, and keeps the bundle."""
+    make_bundle(tmp_path / ".bundle.replaced")
     with pytest.raises(RuntimeError), staged_directory(tmp_path / "bundle", force=True):
         raise RuntimeError
     assert [path.read_text() for path in tmp_path.rglob("pass_config.json")] == ["old"]
@@ -171,8 +175,8 @@ def test_the_bundle_that_a_killed_export_moved_away_is_moved_back(tmp_path: Path
         write(tmp_path / "bundle")
 
 
-def test_a_moved_away_bundle_is_removed_once_the_new_one_stands(tmp_path: Path):
-    bundle_at(tmp_path / ".bundle.replaced")
+def test_an_export_with_force_removes_a_bundle_that_was_moved_away(tmp_path: Path):
+    make_bundle(tmp_path / ".bundle.replaced")
     write(tmp_path / "bundle", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
     assert (tmp_path / "bundle" / "pass_config.json").read_text() != "old"

@@ -1,4 +1,4 @@
-"""The export's check of 8-bit sums, and its limit on perplexity."""
+"""Two checks of an export: that 8-bit products are summed exactly, and the limit on perplexity."""
 
 from __future__ import annotations
 
@@ -16,54 +16,56 @@ from pass_exporter.checks.sums import Product
 from pass_runtime import PassError
 
 UNIT = np.float32(0.0123)
+"""What 1 in a sum of products of codes is in the result."""
 
 
-def product(random: np.random.Generator) -> Product:
+def make_product(random: np.random.Generator) -> Product:
+    """Return a product with random weights [64,8] in int8."""
     codes = random.integers(-127, 128, (64, 8), np.int8)
     return Product("rows", "result", codes, 128, np.full(8, UNIT))
 
 
-def test_sums_are_those_of_integers_up_to_rounding():
+def test_a_sum_that_differs_by_one_or_is_nan_is_found():
     random = np.random.default_rng(0)
-    each, rows = product(random), random.integers(0, 256, (5, 64), np.uint8)
-    exact = (rows.astype(np.int64) - 128) @ each.codes.astype(np.int64)
-    assert each.is_exact(rows, (exact * UNIT).astype(np.float32))
+    product, rows = make_product(random), random.integers(0, 256, (5, 64), np.uint8)
+    exact = (rows.astype(np.int64) - 128) @ product.codes.astype(np.int64)
+    assert product.is_exact(rows, (exact * UNIT).astype(np.float32))
     wrong = exact.copy()
     wrong[3, 5] += 1
-    assert not each.is_exact(rows, (wrong * UNIT).astype(np.float32))
-    assert not each.is_exact(rows, np.full(exact.shape, np.nan, np.float32))
+    assert not product.is_exact(rows, (wrong * UNIT).astype(np.float32))
+    assert not product.is_exact(rows, np.full(exact.shape, np.nan, np.float32))
 
 
 def test_saturated_sums_are_found():
-    """CPUs without 8-bit dot products add two products in 16 bits."""
+    """CPUs without 8-bit dot products sum pairs of products in 16 bits, too few for large codes."""
     random = np.random.default_rng(0)
-    each, rows = product(random), random.integers(200, 256, (5, 64), np.uint8)
-    pairs = (rows.astype(np.int64)[:, :, None] * each.codes).reshape(5, 32, 2, 8).sum(2)
-    without_offset = np.clip(pairs, -(1 << 15), (1 << 15) - 1).sum(1)
-    found = without_offset - 128 * each.codes.astype(np.int64).sum(0)
-    assert not each.is_exact(rows, (found * UNIT).astype(np.float32))
-    found = pairs.sum(1) - 128 * each.codes.astype(np.int64).sum(0)
-    assert each.is_exact(rows, (found * UNIT).astype(np.float32))
+    product, rows = make_product(random), random.integers(200, 256, (5, 64), np.uint8)
+    pairs = (rows.astype(np.int64)[:, :, None] * product.codes).reshape(5, 32, 2, 8).sum(2)
+    saturated = np.clip(pairs, -(1 << 15), (1 << 15) - 1)
+    offset = 128 * product.codes.astype(np.int64).sum(0)  # of the zero point of the rows
+    for terms, is_exact in ((pairs, True), (saturated, False)):
+        result = ((terms.sum(1) - offset) * UNIT).astype(np.float32)
+        assert product.is_exact(rows, result) == is_exact
 
 
 @pytest.mark.slow
 def test_an_export_with_wrong_sums_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The expected sums have another unit, so that all sums of the kernels seem wrong."""
-    plain, compared = sums.expose_products, []
+    """Here all products are expected with scales twice as large, so that all sums seem wrong."""
+    expose_products, products = sums.expose_products, []
 
-    def other_unit(graph) -> list[Product]:
-        compared.extend(replace(each, scales=each.scales * 2) for each in plain(graph))
-        return compared
+    def expose_with_wrong_scales(graph) -> list[Product]:
+        products.extend(replace(each, scales=each.scales * 2) for each in expose_products(graph))
+        return products
 
-    monkeypatch.setattr(sums, "expose_products", other_unit)
+    monkeypatch.setattr(sums, "expose_products", expose_with_wrong_scales)
     with pytest.raises(PassError) as refused:
         export_bundle(tiny_model, tmp_path / "bundle", weights="w8a8")
-    assert f"{len(compared)} of {len(compared)} 8-bit products have wrong sums on this CPU" in str(
-        refused.value
-    )
-    assert len(compared) > 5 and not list(tmp_path.iterdir())
+    count = len(products)
+    error = f"{count} of {count} 8-bit products have wrong sums on this CPU"
+    assert count > 5 and error in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -81,13 +83,13 @@ def test_the_limit_on_perplexity(perplexity: float, passes: bool):
 
 
 @pytest.mark.slow
-def test_an_export_above_the_limit_keeps_nothing(tiny_model: Path, tmp_path: Path):
+def test_an_export_above_the_limit_on_perplexity_leaves_no_bundle(tiny_model: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
     output = tmp_path / "bundle"
     flags = ("--model", tiny_model, "--lookahead", 1, "-o", output)
     limit = ("--max-perplexity-ratio", 0.5)
-    said = error_line(command(*flags, "--verify", tmp_path / "text.txt", *limit))
-    assert "perplexity is" in said and "more than 0.5 times" in said and not output.exists()
+    error = error_line(command(*flags, "--verify", tmp_path / "text.txt", *limit))
+    assert "perplexity is" in error and "more than 0.5 times" in error and not output.exists()
     assert "--max-perplexity-ratio is about a text: add --verify TEXT" in error_line(
         command(*flags, *limit)
     )

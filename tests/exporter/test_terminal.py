@@ -1,4 +1,4 @@
-"""The display of progress: bars in a terminal, else whole lines, not too many of them."""
+"""The display of progress: bars in a terminal, and otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pass_exporter.terminal import Terminal
 
 
 class Clock:
-    """time.monotonic, by hand."""
+    """Replaces time.monotonic; a test sets the time `now`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -22,7 +22,8 @@ class Clock:
 
 
 def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> list[str]:
-    """Return the lines that a phase prints. seconds: the time of a step."""
+    """Return the lines that a phase of `steps` steps prints where there is no terminal, and the
+    name of the next phase. seconds: the time of a step. show: whether anything is shown."""
     file = io.StringIO()
     with Terminal(Console(file=file, width=40), show=show) as progress:
         step = progress.phase("[training] a model with a long name, longer than forty columns")
@@ -34,24 +35,26 @@ def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> lis
 
 
 def test_slow_phases_print_every_tenth_of_their_steps(monkeypatch: pytest.MonkeyPatch):
-    first, *told, last = lines(30, 60, Clock(monkeypatch))
-    assert first == "[training] a model with a long name, longer than forty columns"
-    left = [f"  0:{30 - done:02}:00 left" for done in range(3, 30, 3)] + [""]
-    told_after = zip(range(3, 31, 3), left, strict=True)
-    assert told == [f"{first}: {done}/30  loss {done}{left}" for done, left in told_after]
-    assert last == "writing"
+    name, *reports, next_phase = lines(30, 60, Clock(monkeypatch))
+    assert name == "[training] a model with a long name, longer than forty columns"
+    remaining = [f"  0:{30 - done:02}:00 left" for done in range(3, 30, 3)] + [""]
+    assert reports == [
+        f"{name}: {done}/30  loss {done}{left}"
+        for done, left in zip(range(3, 31, 3), remaining, strict=True)
+    ]
+    assert next_phase == "writing"
 
 
 def test_quick_phases_print_their_last_step(monkeypatch: pytest.MonkeyPatch):
-    first, told, _ = lines(30, 0.1, Clock(monkeypatch))
-    assert told == f"{first}: 30/30  loss 30"
+    name, report, _ = lines(30, 0.1, Clock(monkeypatch))
+    assert report == f"{name}: 30/30  loss 30"
 
 
 def test_a_phase_of_one_step_prints_no_count(monkeypatch: pytest.MonkeyPatch):
     assert len(lines(1, 100, Clock(monkeypatch))) == 2
 
 
-def test_other_processes_print_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_printed_without_show(monkeypatch: pytest.MonkeyPatch):
     assert lines(30, 60, Clock(monkeypatch), show=False) == []
 
 
@@ -61,7 +64,9 @@ def test_80_columns_are_enough_for_the_remaining_time():
         step = progress.phase("checking every plan against plain decoding")  # the longest name
         for done in (1, 2):
             step(done, 40)
-            time.sleep(0.02)  # the rate of two steps at one moment is not known
-        with console.capture() as shown:
+            time.sleep(0.02)  # steps at the same moment would give no rate
+        with console.capture() as capture:
             console.print(progress._bars._progress.get_renderable())
-    assert re.search(r"decoding .* 0:00:\d\d left  2/40\b", shown.get()) and "…" not in shown.get()
+    assert (
+        re.search(r"decoding .* 0:00:\d\d left  2/40\b", capture.get()) and "…" not in capture.get()
+    )

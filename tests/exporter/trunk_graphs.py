@@ -1,4 +1,4 @@
-"""Operators of a graph, and runs of a trunk, for tests of quantized and derived trunks."""
+"""For tests of quantized and derived trunks: counts the operators of a graph, and runs a trunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pass_runtime.bundle.read import read_manifest
 from trunk_feeds import trunk_feed
 
 LENGTHS = (9, 30)
-"""The cache entries before the window, of each slot."""
+"""The number of cache entries before the window, for each of two slots."""
 opened = cache(open_session)
 
 
@@ -39,9 +39,11 @@ def optimized_graph(file: Path, directory: Path) -> onnx.GraphProto:
 def run_trunk(
     bundle: Path, file: str, plan: Plan, batch: int = 1, capacity: int = 64, *, exact: bool = False
 ) -> list[np.ndarray]:
-    """Return the logits of all rows and the cache, for tokens and entries that are always the same.
+    """Return the logits of all rows and the cache, for tokens and cache entries
+    that are the same in every call.
 
-    exact: without rounding activations to 8 bits, which makes a difference of 1e-7 one of 1e-4.
+    exact: whether activations are not rounded to 8 bits. Rounding can make a difference of 1e-7
+    between two trunks one of 1e-4.
     """
     model, rng = read_manifest(bundle).model, np.random.default_rng(0)
     session = opened(bundle / file, "cpu", exact=exact)
@@ -55,10 +57,10 @@ def run_trunk(
 
 
 def check_widths(bundle: Path) -> None:
-    """Assert that the root has the same bits in windows of every plan, batch and capacity."""
-    alone = run_trunk(bundle, "trunk.cpu.onnx", make_cycle("ar", 0).plans[0])[0][0, 0]
+    """Assert that the root's logits have the same bits in every plan, batch and capacity."""
+    expected = run_trunk(bundle, "trunk.cpu.onnx", make_cycle("ar", 0).plans[0])[0][0, 0]
     for plan in (*make_cycle("fused", 2).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)):
         for batch in (1, 2):
             for capacity in (64, 128, 320):
                 logits = run_trunk(bundle, "trunk.cpu.onnx", plan, batch, capacity)[0]
-                assert np.array_equal(logits[0, 0], alone), (plan.name, batch, capacity)
+                assert np.array_equal(logits[0, 0], expected), (plan.name, batch, capacity)
