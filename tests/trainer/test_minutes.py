@@ -138,7 +138,9 @@ def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: 
     assert [(stage.start, stage.minutes) for stage in longer.history.stages] == [(0, 2), (steps, 4)]
     assert watch.now < 140  # two of the four minutes had passed before
     assert not equal_tensors(first_weights, weights(config.output))
-    with pytest.raises(PassError, match=r"another --minutes \(4, not 3\); give at least as many"):
+    with pytest.raises(
+        PassError, match=r"another --minutes \(4.0, not 3.0\); give at least as many"
+    ):
         run(replace(config, minutes=3, resume=True), Silent())
     recipe = replace(config.recipe, sequences=64)
     by_steps = replace(config, minutes=None, steps=9000, recipe=recipe, resume=True)
