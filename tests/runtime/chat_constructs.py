@@ -1,28 +1,50 @@
-"""What published chat templates do, by family, in templates of our own, and conversations to try
-them with."""
+"""Chat templates that do what published ones do, by family of models, and conversations to render
+with them. test_chat_constructs.py compares the results with those of transformers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-NAMES = (
-    "<unk> <s> </s> <pad> <sep> <|begin_of_text|> <|start_header_id|> <|end_header_id|> "
-    "<|eot_id|> <|im_start|> <|im_end|> [INST] [/INST] [TOOL_CALLS] <start_of_turn> <end_of_turn> "
-    "<|user|> <|assistant|> <|system|> <|end|> <｜User｜> <｜Assistant｜> <|image|>"
-)
-SPECIAL = NAMES.split()
+SPECIAL = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<sep>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "[INST]",
+    "[/INST]",
+    "[TOOL_CALLS]",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|end|>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<|image|>",
+]
+"""Special tokens of the tokenizers."""
 ADDED = [f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")]
-"""Added tokens that are not special ones."""
+"""Tokens that are added to the vocabulary and are not special."""
 
 LOOP = "{% for m in messages %}BODY{% endfor %}"
-ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+GENERATION_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 
 
-def turns(body: str, ask: str = ASK) -> str:
-    return LOOP.replace("BODY", body) + ask
+def turns(body: str, end: str = GENERATION_PROMPT) -> str:
+    """Return a template that renders `body` for each message `m`, and then `end`."""
+    return LOOP.replace("BODY", body) + end
 
 
 def alternating(body: str) -> str:
+    """Return a template as of `turns` that refuses roles which do not alternate."""
     return turns(
         "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation "
         "roles must alternate user/assistant/user/assistant/...') }}{% endif %}" + body,
@@ -34,6 +56,7 @@ CHATML = (
     "{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% "
     "endif %}<|im_end|>\n"
 )
+"""A turn in the format of ChatML."""
 CONSTRUCTS: dict[str, str] = {
     # Llama 2 and 3
     "llama: header and trim": "{{ bos_token }}"
@@ -390,8 +413,8 @@ def user(content: object) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def assistant(content: str | None, **more: object) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
+def assistant(content: str | None, **fields: object) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
 
 
 SYSTEM = {"role": "system", "content": "  You are brief.\n"}
@@ -419,7 +442,7 @@ CALL = {
         "arguments": {"city": "Köln", "days": [1, None, True], "deep": {"x": 1.5}},
     },
 }
-TALKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {  # messages, variables
     "one message": ([USER], {}),
     "system": ([SYSTEM, USER], {}),
     "turns": ([USER, assistant(" Warm.\n"), user("And in Oslo? ")], {}),

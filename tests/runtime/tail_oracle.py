@@ -1,4 +1,5 @@
-"""What tests of tails expect: numpy's samples, windows with some right drafts, any request."""
+"""What tests of tails compare graphs with: the samples that numpy draws; and the inputs of such
+tests: drafts of which some are right, and random sampling parameters."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
 
 NEAR_TIE = 1e-4
-"""Rounding in float32 may swap scores that are nearer than this."""
+"""Two scores that differ by less may be in the other order in a graph, which rounds differently."""
 
 
 def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> list[int]:
-    """By row, the token that follows it."""
+    """Return for each row of a window the token that the model writes after it. logits [Q,V];
+    length: the position of the root."""
     return [
         int(sample(logits[i][None], np.array([length + row.depth + 1]), params)[0])
         for i, row in enumerate(plan.rows)
@@ -22,7 +24,7 @@ def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> l
 
 
 def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng) -> list[int]:
-    """Drafts of which the first `accepted` agree with `samples` and the next does not."""
+    """Return drafts: the first `accepted` are those of `samples`, and the next one is another."""
     planted = [int(token) for token in rng.integers(0, vocab, drafts)]
     planted[:accepted] = samples[:accepted]
     if accepted < drafts:
@@ -31,19 +33,21 @@ def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng
 
 
 def group_at(plan: Plan, accepted: int) -> list[int]:
-    """The look-ahead rows after the first `accepted` drafts, found by walking up from every row."""
+    """Return the look-ahead rows of the group that follows the first `accepted` drafts, found by
+    following the parents of every row."""
 
-    def chain_depth(row: int) -> int:
+    def draft_before(row: int) -> int:
         while plan.rows[row].kind is RowKind.LOOKAHEAD:
             row = plan.rows[row].parent
         return row
 
     lookahead = (i for i, row in enumerate(plan.rows) if row.kind is RowKind.LOOKAHEAD)
-    return [i for i in lookahead if chain_depth(i) == accepted]
+    return [i for i in lookahead if draft_before(i) == accepted]
 
 
 @st.composite
 def sampling_params(draw, sampler: str) -> SamplingParams:
+    """Draw parameters that this sampler takes, with extreme values too."""
     seed = draw(st.one_of(st.integers(0, 2**64 - 1), st.just(2**64 - 1)))
     if sampler == "greedy":
         return SamplingParams(seed=seed)

@@ -1,4 +1,5 @@
-"""Tail graphs run by ONNX Runtime, for requests side by side in a batch."""
+"""Runs tail graphs in ONNX Runtime, for batches of requests. For the tests of tails, which compare
+the outputs with definitions in numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from pass_runtime.bundle.tree import TREE_SIZES
 
 LOOKAHEAD = 6
 PLANS = bundle_plans(LOOKAHEAD)
-PRUNED = [
+PRUNED = [  # plans whose groups are smaller than the bundle allows
     fused_plan(groups)
     for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))
 ]
@@ -29,20 +30,21 @@ PRUNED_TREES = [
     for groups in ((2, 0, 1, 2), (3, 3, 2, 1, 0, 2), (4, 3, 2, 2, 1, 1, 0, 2, 1))
 ]
 POSITIONS = 800
+"""The positions that have noise: those of texts up to this length."""
 HIDDEN = 16
-"""Numbers of a hidden row."""
+"""The size of a row of the trunk's hidden states."""
 
 
 @lru_cache(maxsize=8)
 def random_head(vocab: int) -> HeadArrays:
-    """A draft head that changes logits by about as much as they differ."""
+    """Return a draft head that changes logits by about as much as they differ among each other."""
     rng, rank, width = np.random.default_rng(vocab), 6, 10
 
     def matrix(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(np.float32)
 
     table = matrix(vocab, rank)
-    # Without normalization the longest row would always win.
+    # With rows of different lengths, the token of the longest row would always have the best logit.
     table = (2 * table / np.linalg.norm(table, axis=1, keepdims=True)).astype(np.float16)
     read = (matrix(HIDDEN, width) / 2, matrix(rank, width))
     layer = (matrix(width, width) / 3, matrix(width) / 4)
@@ -53,7 +55,8 @@ def random_head(vocab: int) -> HeadArrays:
 def tail_session(
     name: str, sampler: str, vocab: int, rule: str, head: bool = False
 ) -> ort.InferenceSession:
-    """Pruned plans share the full plan's tail; greedy and `ar` tails are the exact-match rule's."""
+    """Open the tail of the plan that `name` names. Without sampling or without drafts, the rule
+    `rejection` uses the tails of `match`."""
     plan = next(plan for plan in (*PLANS, *TREES) if plan.name == name)
     by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
     build = build_rejection_tail if by_rejection else build_tail
@@ -68,34 +71,37 @@ def open_graph(model: ir.Model) -> ort.InferenceSession:
 
 
 def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run the graph with those of `feed` that are its inputs. Return its outputs by name."""
+    """Return the graph's outputs by name. Of `feed`, only the graph's inputs are used."""
     names = [value.name for value in session.get_outputs()]
-    found = session.run(names, {i.name: feed[i.name] for i in session.get_inputs()})
-    return dict(zip(names, found, strict=True))
+    outputs = session.run(names, {i.name: feed[i.name] for i in session.get_inputs()})
+    return dict(zip(names, outputs, strict=True))
 
 
 def run_in_place(
     session: ort.InferenceSession, feed: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """As `run_graph`, with those outputs in the memory of inputs that the runtime binds there."""
+    """Do as `run_graph` does, with outputs in the memory of inputs where the runtime binds them so,
+    if the shapes agree."""
     binding = session.io_binding()
     arrays = {i.name: np.array(feed[i.name]) for i in session.get_inputs()}
-    given = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
-    shared = {written: given[read] for read, written in SHARED.items() if read in given}
+    inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    shared = {written: inputs[read] for read, written in SHARED.items() if read in inputs}
     outputs = {}
     for name, value in run_graph(session, feed).items():
-        there = shared.get(name)
-        fits = there is not None and tuple(there.shape()) == value.shape
-        outputs[name] = there if fits else ort.OrtValue.ortvalue_from_numpy(np.full_like(value, 77))
+        outputs[name] = shared.get(name)
+        if outputs[name] is None or tuple(outputs[name].shape()) != value.shape:
+            junk = np.full_like(value, 77)
+            outputs[name] = ort.OrtValue.ortvalue_from_numpy(junk)
         binding.bind_ortvalue_output(name, outputs[name])
-    for name, value in given.items():
+    for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
     session.run_with_iobinding(binding)
     return {name: value.numpy().copy() for name, value in outputs.items()}
 
 
 def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
-    """The inputs that depend on the requests of a batch. active: [B], by default all are."""
+    """Return the inputs of tails that depend on the requests of a batch. active [B]: 0 for a masked
+    slot; by default, no slot is masked."""
     positions = np.arange(POSITIONS, dtype=np.int64)
     active = np.ones(len(params), np.int64) if active is None else active
     return {
@@ -124,7 +130,8 @@ def run_tail(
     hidden=None,
     run=run_graph,
 ) -> dict[str, np.ndarray]:
-    """hidden: the look-ahead rows that `random_head` reads, in a tail that has it."""
+    """Return the outputs of the plan's tail by name. hidden: the hidden states of look-ahead rows,
+    for a tail with `random_head`; None for one without a draft head. run: how the graph is run."""
     vocab = logits.shape[2]
     feed = request_feed(params, active) | {
         "logits": logits,

@@ -1,4 +1,4 @@
-"""A token is forbidden exactly if the text with it would contain a bad word."""
+"""Bad words: a token is forbidden if and only if the text with it would contain one."""
 
 from __future__ import annotations
 
@@ -20,32 +20,36 @@ INDICES = {
     name: TokenIndex(Vocabulary(tokenizer).all_bytes(tokenizer.get_vocab_size() + 3))
     for name, tokenizer in TOKENIZERS.items()
 }
-LETTERS = st.text(["a", "b", "(", " ", "\n", ".", "x", "A", "é", "世", "€"], min_size=1, max_size=4)
+BAD_WORDS = st.text(
+    ["a", "b", "(", " ", "\n", ".", "x", "A", "é", "世", "€"], min_size=1, max_size=4
+)
 
 
 def allowed(words: BadWords, state: int) -> list[int]:
+    """Return the tokens that are allowed after a text, whose `state` is that of `follow`."""
     bits = np.unpackbits(words.forbidden(state).astype("<u4").view(np.uint8), bitorder="little")
     return [token for token in range(len(words._index.texts)) if not bits[token]]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(derandomize=True, deadline=None, max_examples=20)
-@given(listed=st.lists(LETTERS, min_size=1, max_size=4), seed=st.integers(0, 1 << 32))
+@given(listed=st.lists(BAD_WORDS, min_size=1, max_size=4), seed=st.integers(0, 1 << 32))
 def test_tokens_that_would_write_a_word_are_forbidden(name: str, listed: list[str], seed: int):
-    """Along a random text of allowed tokens, after a prompt that does not count."""
-    draw, index = random.Random(seed), INDICES[name]
+    """At every token of a random text, which follows a prompt whose text does not count."""
+    chance, index = random.Random(seed), INDICES[name]
     words, state = BadWords(index, [word.encode() for word in listed]), ROOT
     tokenizer = TOKENIZERS[name]
     prompt = [tokenizer.token_to_id("ab" if name != "byte-level" else "a")]
     start, tokens = len(whole(name, prompt, cut=False)), list(prompt)
     ids = range(len(index.texts))
+    # Most tokens are parts of bad words: others would rarely write the beginning of one.
     parts = {t for t in ids if any(index.texts[t] in word.encode() for word in listed)}
     for _ in range(5):
         permitted = allowed(words, state)
         texts = [whole(name, [*tokens, token], cut=True)[start:] for token in ids]
         assert permitted == [t for t in ids if not any(word in texts[t] for word in listed)]
         likely = [token for token in permitted if token in parts and index.texts[token]]
-        tokens.append(draw.choice(likely if likely and draw.random() < 0.8 else permitted))
+        tokens.append(chance.choice(likely if likely and chance.random() < 0.8 else permitted))
         state = words.follow(state, tokens[-1])
 
 
@@ -53,11 +57,11 @@ def spelled(tokenizer: Tokenizer, *pieces: str) -> list[int]:
     return [tokenizer.token_to_id(piece) for piece in pieces]
 
 
-def test_words_in_the_middle_of_tokens_over_tokens_and_over_special_ones():
+def test_a_word_may_lie_within_a_token_or_be_split_by_special_tokens():
     tokenizer = byte_fallback()
     words = BadWords(INDICES["byte-fallback"], [b"ab", b" a.", b"\nb"])
-    (inside,) = spelled(tokenizer, "(ab")
-    assert inside not in allowed(words, ROOT)
+    (containing,) = spelled(tokenizer, "(ab")
+    assert containing not in allowed(words, ROOT)
     for before, last in (
         (["a"], "b"),
         (["a"], "<0x62>"),
@@ -75,14 +79,14 @@ def test_words_in_the_middle_of_tokens_over_tokens_and_over_special_ones():
         assert completing in allowed(words, ROOT)
 
 
-def test_a_character_of_bytes_is_completed_by_the_last_one():
+def test_of_a_character_in_byte_tokens_the_last_byte_is_forbidden():
     words = BadWords(INDICES["byte-level"], ["€".encode()])
-    state = words.follow(words.follow(ROOT, 0xE2), 0x82)
+    state = words.follow(words.follow(ROOT, 0xE2), 0x82)  # the first two bytes of the euro sign
     assert {0xAC} == set(range(256)) - set(allowed(words, state))
     assert set(range(256)) <= set(allowed(words, words.follow(state, 0x41)))
 
 
-def test_the_index_finds_what_a_search_finds():
+def test_the_index_finds_the_texts_that_begin_with_or_contain_a_text():
     generator = random.Random(3)
     texts = [bytes(generator.choices(b"ab\x00\xff", k=generator.randint(0, 9))) for _ in range(500)]
     index = TokenIndex(texts)

@@ -1,6 +1,6 @@
 """The memory of a session on its device is bounded: buffers of many shapes share it, and bindings
-are forgotten that were not used for long. Addresses never change, since captured graphs hold
-them."""
+that were not used for long are forgotten. Addresses never change, since captured graphs hold them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from pass_runtime.backends.ort.trunks import BoundSessions
 SLOTS = 3
 
 
-class Counted(HostMemory):
+class RecordingMemory(HostMemory):
+    """Host memory that keeps the sizes of its allocations, in bytes, by address."""
+
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
@@ -35,7 +37,7 @@ class Counted(HostMemory):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 def test_shapes_of_one_name_share_memory(widths: list[int]):
-    memory = Counted()
+    memory = RecordingMemory()
     buffers = Buffers(memory, SLOTS, {"logits"})
     addresses: dict[int, int] = {}
     for width in widths:
@@ -43,14 +45,14 @@ def test_shapes_of_one_name_share_memory(widths: list[int]):
         address = buffers.rows_address("logits", shape, np.float32)
         assert addresses.setdefault(width, address) == address
         size = SLOTS * math.prod(shape) * 4
-        ends = {start: start + have for start, have in memory.sizes.items()}
+        ends = {start: start + allocated for start, allocated in memory.sizes.items()}
         assert any(start <= address and address + size <= end for start, end in ends.items())
     largest = max(max(SLOTS * width * 7 * 4, 4) for width in widths)
     assert sum(memory.sizes.values()) < 4 * largest
-    # Another name gets other memory.
+    # A buffer of another name has memory of its own.
     assert buffers.rows_address("other", (1, 7), np.float32) not in addresses.values()
     windows = {buffers.rows_address("input_ids", (width,), np.int64) for width in set(widths)}
-    assert len(windows) == len(set(widths))  # the next pass reads windows: they share no memory
+    assert len(windows) == len(set(widths))  # windows share no memory, as the next pass reads them
 
 
 def test_only_buffers_that_no_later_pass_reads_are_shared(tiny_bundle: Path):
@@ -61,35 +63,42 @@ def test_only_buffers_that_no_later_pass_reads_are_shared(tiny_bundle: Path):
     assert not transient & kept
 
 
-@pytest.mark.parametrize("kept", [256, 2], ids=["all is kept", "two are kept"])
-def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, kept: int):
-    """With every plan, sampler and batch; the plan changes no text."""
-    graphs: dict[str, Counter[int]] = {}
+@pytest.mark.parametrize("max_bound", [256, 2], ids=["all are kept", "two are kept"])
+def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, max_bound: int):
+    """Requests with every plan and two samplers are run twice. The second time needs no more
+    memory, and what was forgotten is bound as before."""
+    # For what is bound: how often, by the number of the graph that is captured for it.
+    graph_numbers: dict[str, Counter[int]] = {}
     bind = ort_backend.bind
 
-    def noted(session, device, inputs, outputs, cache, graph, *more, **named):
+    def record(session, device, inputs, outputs, cache, graph, *more, **named):
         bound = [(t.name, t.shape, t.address) for t in (*inputs, *outputs, *cache[0])]
         key = f"{id(session)} {bound}"
-        graphs.setdefault(key, Counter())[graph] += 1
+        graph_numbers.setdefault(key, Counter())[graph] += 1
         return bind(session, device, inputs, outputs, cache, graph, *more, **named)
 
-    monkeypatch.setattr(ort_backend, "bind", noted)
-    monkeypatch.setattr(BoundSessions, "MAX_BOUND", kept)
+    monkeypatch.setattr(ort_backend, "bind", record)
+    monkeypatch.setattr(BoundSessions, "MAX_BOUND", max_bound)
     plans = ["ar", "two-pass", "fused"]
     plans += [f"fused:{groups}" for groups in ("1,1", "1,0", "1,1,1", "2,1,1", "2,2,1")]
     session = load(random_bundle, "cpu", threads=1, max_batch_size=2)
     memory = session.backend.memory
-    sampled = [SamplingParams(), SamplingParams(0.9, seed=3)]
-    asked = [GenerateOptions(6, s, plan=plan, ignore_eos=True) for plan in plans for s in sampled]
-    found = [session.generate_ids([5, 6], options).result().token_ids for options in asked]
-    blocks = len(memory._blocks)
-    again = [session.generate_ids([5, 6], options).result().token_ids for options in asked]
-    assert found == again
-    assert found == [found[i % 2] for i in range(len(found))]  # the plan changes no text
-    assert len(memory._blocks) == blocks
-    # What is bound again replays the graph captured for it.
-    assert all(len(ids) == 1 for ids in graphs.values())
-    assert (max(max(ids.values()) for ids in graphs.values()) > 1) == (kept == 2)
+    samplings = [SamplingParams(), SamplingParams(0.9, seed=3)]
+    requests = [
+        GenerateOptions(6, sampling, plan=plan, ignore_eos=True)
+        for plan in plans
+        for sampling in samplings
+    ]
+    texts = [session.generate_ids([5, 6], options).result().token_ids for options in requests]
+    allocations = len(memory._blocks)
+    again = [session.generate_ids([5, 6], options).result().token_ids for options in requests]
+    assert texts == again
+    assert texts == [texts[i % 2] for i in range(len(texts))]  # the plan changes no text
+    assert len(memory._blocks) == allocations
+    # The same binding always has the same number, and so replays the graph captured for it.
+    assert all(len(numbers) == 1 for numbers in graph_numbers.values())
+    is_bound_again = any(max(numbers.values()) > 1 for numbers in graph_numbers.values())
+    assert is_bound_again == (max_bound == 2)
     backend = session.backend
     for bound in (backend._bound_trunks, backend._bound_tails, backend._bound_prefills):
-        assert len(bound._bound) <= kept
+        assert len(bound._bound) <= max_bound

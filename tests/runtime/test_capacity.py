@@ -1,4 +1,5 @@
-"""The end of the KV capacity (narrower windows, finish_reason "length"), and how it grows."""
+"""How a session's KV capacity grows and shrinks, and what happens where a text reaches the largest:
+windows become narrower, and finish_reason is "length"."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.session import GenerateOptions, Session, load
 
-CAPACITY = 768  # the tiny model's
-SHAPES = [
+CAPACITY = 768
+"""The largest KV capacity of the tiny model."""
+PLANS = [
     ("ar", 0),
     ("two-pass", 1),
     ("two-pass", 3),
@@ -58,7 +60,8 @@ def run(
     "maximum", [4, *(size + i for size in (64, 256) for i in (-4, 0, 4)), 768, 4096, 131072]
 )
 def test_capacities_grow_up_to_the_models_own(maximum):
-    """On a GPU they double. On a CPU at most an eighth is unused, in steps that round alike."""
+    """On a GPU capacities double. On a CPU at most an eighth of one is unused, and all but the last
+    are multiples of CAPACITY_STEP."""
     doubling, stepped = doubling_capacities(maximum), stepped_capacities(maximum)
     assert (doubling[0], doubling[-1]) == (min(FIRST_CAPACITY, maximum), maximum)
     for smaller, larger in itertools.pairwise(doubling):
@@ -69,10 +72,10 @@ def test_capacities_grow_up_to_the_models_own(maximum):
         assert 0 < larger - smaller <= max(CAPACITY_STEP, smaller // 8)
 
 
-@pytest.mark.parametrize(("plan", "lookahead"), SHAPES)
+@pytest.mark.parametrize(("plan", "lookahead"), PLANS)
 @pytest.mark.parametrize("room", range(1, 17))
-def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
-    """Every plan fills the capacity: the last token is drawn from a cache of all 768."""
+def test_a_text_fills_the_capacity(tiny_bundle, plan, lookahead, room):
+    """With every plan, the last token is drawn from a cache that is full, of 768 entries."""
     session = reciting_session(tiny_bundle)
     prompt = [5] * (CAPACITY - room)
     stream = run(session, prompt, plan, lookahead)
@@ -88,8 +91,8 @@ def test_running_into_the_capacity(tiny_bundle, plan, lookahead, room):
     ids=["plain", "truncated"],
 )
 @pytest.mark.parametrize("room", [1, 2, 6, 7, 8, 9])
-def test_there_is_noise_up_to_the_last_position(tiny_bundle, room, params):
-    """The sampling tails look up noise by position, the last of which is one past the cache."""
+def test_sampling_works_up_to_the_last_position(tiny_bundle, room, params):
+    """Tails look up noise by the position of a token; the last one is one past the cache."""
     stream = run(reciting_session(tiny_bundle), [5] * (CAPACITY - room), sampling=params)
     assert stream.token_ids == [words(CAPACITY - room + i) for i in range(room + 1)]
 
@@ -98,7 +101,8 @@ def test_there_is_noise_up_to_the_last_position(tiny_bundle, room, params):
     ("room", "plans"), [(13, ["draft-6", "verify-6", "draft-4", "verify-4"]), (1, ["ar", "ar"])]
 )
 def test_the_last_windows_are_narrower(tiny_bundle, room, plans):
-    """A cycle of L = 6 leads from 754 entries to 762, where one of L = 4 fills the last 6."""
+    """The prompt leaves 13 entries free: after a cycle with six drafts, 6 are left, in which a
+    cycle with four drafts fits. If it leaves one entry free, only plain decoding fits."""
     session = reciting_session(tiny_bundle)
     names = plans_run(session)
     run(session, [5] * (CAPACITY - room))
@@ -109,10 +113,11 @@ def test_a_prompt_beyond_the_capacity_is_refused(tiny_bundle):
     session = reciting_session(tiny_bundle)
     with pytest.raises(PassError, match=r"769 tokens.* 768"):
         run(session, [5] * (CAPACITY + 1))
-    assert run(session, [5], tokens=3).token_ids == [words(i) for i in (1, 2, 3)]  # no harm done
+    # The session goes on.
+    assert run(session, [5], tokens=3).token_ids == [words(i) for i in (1, 2, 3)]
 
 
-def test_max_new_tokens_at_the_end_of_the_capacity(tiny_bundle):
+def test_max_new_tokens_may_end_a_text_just_before_the_capacity_does(tiny_bundle):
     for tokens in (3, 4, 5, 6):
         stream = run(reciting_session(tiny_bundle), [5] * (CAPACITY - 4), tokens=tokens)
         assert (len(stream.token_ids), stream.finish_reason) == (min(tokens, 5), "length")
@@ -121,36 +126,37 @@ def test_max_new_tokens_at_the_end_of_the_capacity(tiny_bundle):
 def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
     session = reciting_session(tiny_bundle)
     small, large = session.backend.capabilities.capacities[-2:]
-    seen, run = [], session.backend.run
+    capacities, run = [], session.backend.run
 
-    def watched(kind):
+    def check_and_run(kind):
         (slot,) = runner_of(session).slots
-        # A window of 7 rows is written behind what is cached.
+        # A window of 7 rows is written after the cached entries.
         assert session.backend.capacity == (large if slot.cached + 7 > small else small)
-        seen.append(session.backend.capacity)
+        capacities.append(session.backend.capacity)
         return run(kind)
 
-    session.backend.run = watched  # type: ignore[method-assign]
+    session.backend.run = check_and_run  # type: ignore[method-assign]
     options = GenerateOptions(40, plan="two-pass", ignore_eos=True)
     session.generate_ids([5] * (small - 22), options).result()
-    assert set(seen) == {small, large}
+    assert set(capacities) == {small, large}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_growing_keeps_the_cache(tiny_bundle, temperature):
-    """The real model: moving the cache to a larger one changes no token."""
+    """Moving the cache to a larger one changes no token of a real model, compared with a cache that
+    was large from the beginning."""
     sampling = SamplingParams(temperature, seed=1)
-    asked = GenerateOptions(40, sampling, plan="two-pass", ignore_eos=True)
+    options = GenerateOptions(40, sampling, plan="two-pass", ignore_eos=True)
     session = load(tiny_bundle, "cpu", threads=1)
     small, large = session.backend.capabilities.capacities[-2:]
     prompt = np.random.default_rng(4).integers(2, 300, small - 17).tolist()
-    grown = session.generate_ids(prompt, asked).result().token_ids
+    grown = session.generate_ids(prompt, options).result().token_ids
     assert (session.backend.capacity, len(grown)) == (large, 40)
     wide = load(tiny_bundle, "cpu", threads=1)
-    wide.backend.resize(large, [0])
+    wide.backend.resize(large, [0])  # and no later call changes the capacity
     wide.backend.resize = lambda *_: None  # type: ignore[method-assign]
-    expected = wide.generate_ids(prompt, asked).result().token_ids
-    difference = first_difference(session, prompt, asked, expected, grown)
+    expected = wide.generate_ids(prompt, options).result().token_ids
+    difference = first_difference(session, prompt, options, expected, grown)
     assert difference is None or difference.is_near_tie, difference
 
 
@@ -160,44 +166,45 @@ def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
     small, *_, large = session.backend.capabilities.capacities
     middle = session.backend.capabilities.capacity(310)
     options = GenerateOptions(4, plan="two-pass", ignore_eos=True)
-    for prompt, capacity in ((300, middle), (5, small), (700, large), (300, middle), (2, small)):
-        session.generate_ids([5] * prompt, options).result()
-        assert session.backend.capacity == capacity, prompt
+    for length, capacity in ((300, middle), (5, small), (700, large), (300, middle), (2, small)):
+        session.generate_ids([5] * length, options).result()
+        assert session.backend.capacity == capacity, length
 
 
 def test_the_cache_does_not_shrink_below_a_reused_prefix(tiny_bundle):
     session = reciting_session(tiny_bundle)
-    asked = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
-    session.generate_ids([5] * 300, asked).result()
-    assert session.generate_ids([5] * 310, asked).result().stats.cached_tokens == 288
-    session.generate_ids([5] * 20, asked).result()
+    options = GenerateOptions(4, plan="ar", reuse_prefix=True, ignore_eos=True)
+    session.generate_ids([5] * 300, options).result()
+    assert session.generate_ids([5] * 310, options).result().stats.cached_tokens == 288
+    session.generate_ids([5] * 20, options).result()
     assert session.backend.capacity == session.backend.capabilities.capacities[0]
 
 
-def test_slots_that_are_left_out_write_within_a_cache_that_shrank(tiny_bundle):
-    """A free slot among busy ones keeps 500 tokens. When a short request begins, the cache shrinks
-    and the free slot loses its tokens: its windows must then be at the beginning, too."""
+def test_masked_slots_write_within_a_cache_that_shrank(tiny_bundle):
+    """A free slot among busy ones keeps the 500 tokens of a finished request, and is masked in
+    passes. When a short request begins, the cache shrinks and the free slot loses these tokens, so
+    that its masked windows must be written at the beginning of the cache."""
     session = reciting_session(tiny_bundle, slots=8)
     watch_capacity(session.backend)
     runner, scheduler = runner_of(session), session._worker._scheduler
 
-    def join(prompt: int, tokens: int) -> SequenceState:
-        asked = GenerateOptions(tokens, plan="fused", ignore_eos=True)
-        sequence = SequenceState(session.request([5] * prompt, asked))
+    def submit(length: int, tokens: int) -> SequenceState:
+        options = GenerateOptions(tokens, plan="fused", ignore_eos=True)
+        sequence = SequenceState(session.request([5] * length, options))
         scheduler.reserve(1)
         scheduler.add(sequence)
         return sequence
 
-    short = [join(3, 80), join(4, 80)]
-    long = join(500, 1)
-    short += [join(5, 80), join(6, 80), join(7, 80)]
+    short = [submit(3, 80), submit(4, 80)]
+    long = submit(500, 1)
+    short += [submit(5, 80), submit(6, 80), submit(7, 80)]
     while long.finished is None:
         scheduler.step()
     scheduler.step()
     free = next(slot for slot in runner.slots if len(slot.kept) == 500)
     assert free.masked and free.number < runner.batch(runner.decoding)
     assert session.backend.capacity > 500
-    late = join(2, 30)
+    late = submit(2, 30)
     scheduler.step()
     assert session.backend.capacity < 200
     while not scheduler.idle:

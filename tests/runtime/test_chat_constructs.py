@@ -1,4 +1,5 @@
-"""Templates with the constructs of published ones give the ids that transformers gives."""
+"""The constructs of published chat templates (chat_constructs.py) give the token ids that
+transformers gives, for every conversation and two kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 
 import pytest
-from chat_constructs import ADDED, CONSTRUCTS, SPECIAL, TALKS
+from chat_constructs import ADDED, CONSTRUCTS, CONVERSATIONS, SPECIAL
 from test_special_text import byte_level, metaspace
 from tokenizers import AddedToken, Tokenizer, trainers
 from transformers import PreTrainedTokenizerFast
@@ -15,12 +16,14 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.chat_template import ChatTemplate, SpecialTokens
 from pass_runtime.text.special import ChatEncoder
 
-NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
-NAMED |= {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "sep")}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL_TOKENS |= {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "sep")}
+"""What templates call the special tokens."""
 
 
 def trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    texts = [*CONSTRUCTS.values(), *(str(talk) for talk in TALKS.values())]
+    """Train a tokenizer with the texts of this test, and give it the special tokens."""
+    texts = [*CONSTRUCTS.values(), *map(str, CONVERSATIONS.values())]
     of_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if tokenizer.model.byte_fallback else []
     trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=of_bytes, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
@@ -29,7 +32,7 @@ def trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_specific_special_tokens={"image_token": "<|image|>"},
-        **NAMED,
+        **SPECIAL_TOKENS,
     )
 
 
@@ -43,12 +46,12 @@ def encoder(tokenizer: Tokenizer) -> ChatEncoder:
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 def test_ids_are_those_of_transformers(construct: str):
-    """For every conversation that transformers can render. Others are refused."""
+    """A conversation that transformers cannot render is refused."""
     template, rendered = CONSTRUCTS[construct], 0
     for kind, fast in TOKENIZERS.items():
         ours = ChatTemplate(template, fast.special_tokens_map)
-        for talk, (messages, variables) in TALKS.items():
-            given = [messages, variables]
+        for name, (messages, variables) in CONVERSATIONS.items():
+            conversation = [messages, variables]
             options = {"chat_template": template, "add_generation_prompt": True}
             try:
                 theirs = fast.apply_chat_template(
@@ -59,22 +62,22 @@ def test_ids_are_those_of_transformers(construct: str):
                     ours.render(messages, **variables)
                 continue
             ids = encoder(fast.backend_tokenizer).encode(
-                given, lambda parts, of=ours: of.render(parts[0], **parts[1])
+                conversation, lambda parts, of=ours: of.render(parts[0], **parts[1])
             )
-            assert ids == theirs, (kind, talk)
+            assert ids == theirs, (kind, name)
             rendered += 1
         ours.close()
-    assert rendered >= 4
+    assert rendered >= 4  # so that no construct is refused everywhere
 
 
 def test_every_conversation_is_rendered_in_many_ways():
-    """So that no conversation is superfluous: a third of the 50 templates render it differently."""
+    """A conversation that a third of the templates do not render differently would test little."""
     assert len(CONSTRUCTS) >= 50
     fast = TOKENIZERS["byte-level"]
-    for talk, (messages, variables) in TALKS.items():
+    for name, (messages, variables) in CONVERSATIONS.items():
         texts = set()
         for template in CONSTRUCTS.values():
             options = {"chat_template": template, "tokenize": False}
             with suppress(Exception):
                 texts.add(fast.apply_chat_template(messages, **options, **variables))
-        assert len(texts) > len(CONSTRUCTS) / 3, talk
+        assert len(texts) > len(CONSTRUCTS) / 3, name
