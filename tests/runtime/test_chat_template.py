@@ -1,4 +1,5 @@
-"""Chat templates: rendered as by Hugging Face, refused in one line, and kept in the sandbox."""
+"""Chat templates: they are rendered as Hugging Face renders them, in a sandbox and a child process,
+and their errors have one line."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def test_templates_are_rendered_as_by_hugging_face(source, expected):
     assert render(source, [*TALK, *USER]) == expected
 
 
-def test_tojson_is_that_of_hugging_face():
-    """Jinja's own filter would sort keys and escape HTML and non-ASCII characters."""
+def test_tojson_keeps_order_html_and_non_ascii_characters():
+    """As Hugging Face's filter does. Jinja's own would sort the keys, and escape the characters."""
     message = {"role": "user", "content": "<b> & 'ü'"}
     expected = json.dumps(message, ensure_ascii=False)
     assert render("{{ messages[0] | tojson }}", [message]) == expected
@@ -66,9 +67,10 @@ def test_content_is_not_escaped_and_not_a_template():
     assert render("{{ messages[0].content }}", [{"role": "user", "content": content}]) == content
 
 
-def test_date_and_extra_variables():
+def test_a_template_can_use_the_date_and_variables_of_the_request():
+    rendered = render("{{ strftime_now('%Y') }}")
     year = datetime.datetime.now().year
-    assert render("{{ strftime_now('%Y') }}") in (str(year), str(year - 1))
+    assert rendered in (str(year), str(year - 1))  # a year may begin between the two calls
     assert render("{{ tools }}", tools=3) == "3"
 
 
@@ -104,8 +106,8 @@ def test_a_broken_template_names_its_file(source):
         "{% import 'os' as os %}",
     ],
 )
-def test_the_sandbox_holds(source):
-    """Templates come with downloaded models: they may not reach Python's internals."""
+def test_a_template_that_reaches_for_pythons_internals_is_refused(source):
+    """Templates come with downloaded models, so they run in a sandbox."""
     with pytest.raises(PassError):
         render(source)
 
@@ -125,7 +127,7 @@ def test_an_error_in_a_template_is_a_pass_error(source):
         render(source)
 
 
-def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
+def test_templates_get_the_special_tokens_that_the_manifest_lists(tiny_bundle):
     """Older manifests list none: then only the start token and the first end token are defined."""
     session = load(tiny_bundle, "cpu", threads=1)
     model = session.manifest.model
@@ -141,8 +143,8 @@ def test_tokens_are_those_that_the_manifest_lists(tiny_bundle):
     assert ChatTemplate(source, {"eos_token": "!", "image_token": "?"}).render(USER) == "False?!"
 
 
-def test_tools_choose_between_the_named_templates(tmp_path):
-    """`tool_use` renders conversations with tools, even an empty list; `default` the others."""
+def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
+    """`tool_use` renders those with tools, even an empty list; `default` renders the others."""
     for name, file in CHAT_TEMPLATE_FILES.items():
         (tmp_path / file).write_text(f"{name} {{{{ tools }}}}", encoding="utf-8")
     template = load_chat_template(tmp_path, TOKENS)
@@ -159,7 +161,7 @@ def test_tools_choose_between_the_named_templates(tmp_path):
         template.render(USER)
 
 
-def test_check_names_the_broken_one_of_several_templates(tmp_path):
+def test_check_names_the_file_of_a_broken_template(tmp_path):
     (tmp_path / FILE_NAME).write_text("x")
     (tmp_path / "chat_template.tool_use.jinja").write_text("{% if %}")
     template = load_chat_template(tmp_path, TOKENS)
@@ -179,7 +181,7 @@ def test_a_child_is_started_by_the_first_chat_and_ends_with_the_session(tiny_bun
     assert not child.alive
 
 
-def test_threads_render_at_once():
+def test_threads_share_children_and_get_their_own_texts():
     template = ChatTemplate("{% for i in range(n) %}{{ i }},{% endfor %}{{ messages[0].content }}")
     with ThreadPoolExecutor(8) as threads:
         texts = threads.map(
@@ -198,7 +200,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_stops_a_render():
+def test_ctrl_c_stops_rendering():
     loops = "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
     template = ChatTemplate(loops + "{{ n }}")
     assert template.render(USER, n=1) == "1"
@@ -212,12 +214,13 @@ def test_ctrl_c_stops_a_render():
 
 
 def _interrupt_while_busy(template: ChatTemplate) -> None:
+    """Wait until a child renders: it is then not among the free ones."""
     while not template._pool._free.empty() and template._pool._free.queue[-1] is not None:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_template_file_may_be_missing_and_is_utf8(tmp_path):
+def test_template_files_are_utf8_and_may_be_missing(tmp_path):
     assert load_chat_template(tmp_path, TOKENS) is None
     (tmp_path / FILE_NAME).write_text("é{{ bos_token }}", encoding="utf-8")
     template = load_chat_template(tmp_path, TOKENS)
@@ -225,7 +228,7 @@ def test_a_template_file_may_be_missing_and_is_utf8(tmp_path):
     assert template.render(USER) == "é<s>"
 
 
-def test_a_session_with_and_without_a_template(tiny_bundle):
+def test_a_session_encodes_chats_if_it_has_a_template(tiny_bundle):
     session = load(tiny_bundle, "cpu", threads=1)
     ids = session.encode_chat(TALK)
     # The template writes <bos>, and the tokenizer adds no second one.
@@ -237,19 +240,19 @@ def test_a_session_with_and_without_a_template(tiny_bundle):
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "b', "[1]", "no JSON"])
-def test_arguments_as_written(arguments):
-    """Written as an object, as a text, and field by field."""
+def test_templates_write_arguments_of_calls_as_the_model_wrote_them(arguments):
+    """Even if they are no JSON object. Templates write them as an object, as text, or by field."""
     function = {"name": "f", "written_arguments": arguments}
     call = {"id": "1", "type": "function", "function": function}
     messages = [{"role": "assistant", "tool_calls": [call]}]
-    written, pair = f'{{"name": "f", "arguments": {arguments}}}', f"arguments={arguments}"
+    as_object, as_field = f'{{"name": "f", "arguments": {arguments}}}', f"arguments={arguments}"
     for source, expected in (
-        ("{{ c | tojson }}", written),
-        ('{"name": "f", "arguments": {{ c.arguments | tojson }}}', written),
-        ('{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', written),
+        ("{{ c | tojson }}", as_object),
+        ('{"name": "f", "arguments": {{ c.arguments | tojson }}}', as_object),
+        ('{{ \'{"name": "f", "arguments": \' + c.arguments + "}" }}', as_object),
         ("{{ c.arguments if c.arguments is string else c.arguments | tojson }}", arguments),
-        ("{% for k, v in c.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", pair),
-        ("{% for k, v in c.arguments | items %}{{ k ~ '=' ~ v }}{% endfor %}", pair),
+        ("{% for k, v in c.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", as_field),
+        ("{% for k, v in c.arguments | items %}{{ k ~ '=' ~ v }}{% endfor %}", as_field),
     ):
-        call = "{%- set c = messages[0].tool_calls[0].function -%}"
-        assert render(call + source, messages) == expected
+        set_call = "{%- set c = messages[0].tool_calls[0].function -%}"
+        assert render(set_call + source, messages) == expected

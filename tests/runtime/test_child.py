@@ -1,4 +1,5 @@
-"""Child processes with limits of time, memory and stack; interrupts; callers that come at once."""
+"""Pools of child processes that call a function (`make` of this file) with limits of time, memory
+and stack: what ends a child, and what a call raises."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MIB = 1 << 20
 
 
 def make(setup):
-    """Return the function that children run; they import this one by its name."""
+    """Return the function that children call. They import `make` by its name."""
     if setup == "bad":
         raise PassError("bad setup")
     return lambda value: ACTIONS[value[0]](*value[1:])
@@ -41,8 +42,8 @@ def fail():
     return 1 / 0
 
 
-def overflow():
-    """Recurse in C, where no exception ends it."""
+def overflow_stack():
+    """Recurse in C until the stack overflows: Python's limit raises no error there."""
     callback = ctypes.CFUNCTYPE(None)
     sys.setrecursionlimit(1 << 30)
 
@@ -60,10 +61,10 @@ ACTIONS = {
     "print": lambda: print("noise", flush=True),
     "spin": spin,
     "sleep": time.sleep,
-    "take": lambda size: len(bytearray(size)),
+    "allocate": lambda size: len(bytearray(size)),
     "refuse": refuse,
     "fail": fail,
-    "overflow": overflow,
+    "overflow": overflow_stack,
 }
 
 
@@ -77,18 +78,18 @@ def importable():
 
 @pytest.fixture
 def pool():
-    made = ChildPool(f"{__name__.rpartition('.')[2]}:make", None, Limits(0.5, 256 * MIB))
-    yield made
-    made.close()
+    pool = ChildPool(f"{__name__.rpartition('.')[2]}:make", None, Limits(0.5, 256 * MIB))
+    yield pool
+    pool.close()
 
 
-def test_values_come_back_as_they_are(pool):
+def test_arguments_and_results_arrive_unchanged(pool):
     value = {"text": "Grüße \ud800 \0", "numbers": [1, 2.5, None, True]}
     assert pool.call(["echo", value]) == value
     assert len(pool.call(["echo", "x" * 10 * MIB])) == 10 * MIB
 
 
-def test_calls_share_a_process_that_may_print(pool):
+def test_a_child_that_prints_is_used_again(pool):
     first = pool.call(["pid"])
     assert pool.call(["print"]) is None
     assert pool.call(["pid"]) == first != os.getpid()
@@ -96,7 +97,7 @@ def test_calls_share_a_process_that_may_print(pool):
 
 BEYOND_LIMITS = [
     (["spin"], "it takes more than 0.5 seconds"),
-    (["take", 300 * MIB], "it needs more than 256 MiB of memory"),
+    (["allocate", 300 * MIB], "it needs more than 256 MiB of memory"),
     (["overflow"], "it is nested too deeply"),
 ]
 
@@ -111,8 +112,9 @@ def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
 
 
 def test_with_forks_a_call_beyond_its_limits_leaves_the_child_running():
+    """Each call then runs in a fork of the child."""
     pool = ChildPool("test_child:make", None, Limits(0.5, 256 * MIB), forks=True)
-    children = {pool.call(["parent"])}
+    children = {pool.call(["parent"])}  # a fork's parent is the child
     for action, why in BEYOND_LIMITS:
         with pytest.raises(ChildStopped, match=why):
             pool.call(action)
@@ -130,7 +132,7 @@ def test_with_forks_a_call_beyond_its_limits_leaves_the_child_running():
 
 
 def start_endless_call(pool: ChildPool) -> Future:
-    """Begin an endless call in a thread of its own. The result is the error that it raises."""
+    """Begin an endless call in a thread of its own. Return the future of its error."""
 
     def wait() -> Exception:
         with pytest.raises(ChildStopped) as stopped:
@@ -138,30 +140,30 @@ def start_endless_call(pool: ChildPool) -> Future:
         return stopped.value
 
     threads = ThreadPoolExecutor(1)
-    waiting = threads.submit(wait)
+    error = threads.submit(wait)
     threads.shutdown(wait=False)
-    return waiting
+    return error
 
 
 def test_close_ends_a_fork_too():
     pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), forks=True)
     child_pid, forks = pool.call(["parent"]), []
-    waiting = start_endless_call(pool)
+    error = start_endless_call(pool)
     while not forks:
         forks = Path(f"/proc/{child_pid}/task/{child_pid}/children").read_text().split()
     pool.close()
-    assert waiting.result()
+    assert error.result()
     while _runs(int(forks[0])):
         time.sleep(0.01)
 
 
-def test_errors_end_no_child(pool):
+def test_a_call_that_raises_ends_no_child(pool):
     first = pool.call(["pid"])
     with pytest.raises(PassError, match=r"^refused$"):
         pool.call(["refuse"])
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         pool.call(["fail"])
-    assert pool.call(["take", 100 * MIB]) == 100 * MIB
+    assert pool.call(["allocate", 100 * MIB]) == 100 * MIB
     assert pool.call(["pid"]) == first
 
 
@@ -191,7 +193,11 @@ def test_callers_at_once_share_the_children_and_get_their_own_answers():
 
 def test_an_interrupt_of_the_caller_ends_the_child(pool, monkeypatch):
     first = pool.call(["pid"])
-    monkeypatch.setattr(child._Child, "_read", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child._Child, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pool.call(["echo", 1])
     monkeypatch.undo()
@@ -200,11 +206,11 @@ def test_an_interrupt_of_the_caller_ends_the_child(pool, monkeypatch):
 
 def test_close_ends_the_children_and_a_waiting_call(pool):
     pool.call(["pid"])
-    waiting = start_endless_call(pool)
+    error = start_endless_call(pool)
     while not pool._free.empty():
         time.sleep(0.01)
     pool.close()
-    assert waiting.result()
+    assert error.result()
 
 
 def test_a_child_ends_with_its_parent():
@@ -215,13 +221,13 @@ def test_a_child_ends_with_its_parent():
         "print(pool.call(['pid']), flush=True); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code.format(path=sys.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    pid = int(done.stdout)
+    pid = int(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     while _runs(pid):
         time.sleep(0.01)
 
 
 def _runs(pid: int) -> bool:
+    """Return whether the process exists and has not ended (a zombie has)."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -230,7 +236,7 @@ def _runs(pid: int) -> bool:
 
 def test_an_embedded_python_finds_an_interpreter(monkeypatch):
     child.interpreter.cache_clear()
-    monkeypatch.setattr(sys, "executable", "")  # as in Triton's stub
+    monkeypatch.setattr(sys, "executable", "")  # as in the process of Triton's Python backend
     assert child.interpreter()
     child.interpreter.cache_clear()
     monkeypatch.setattr(sys, "base_exec_prefix", "/nowhere")

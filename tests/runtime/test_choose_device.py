@@ -1,4 +1,5 @@
-"""Which device ONNX Runtime opens, by its build, its packages and the visible GPUs."""
+"""Which device `auto` means for ONNX Runtime, and which devices are refused: by the build of ONNX
+Runtime, its installed packages and the visible GPUs."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ NO_GPU = cuda_without_gpu(13040, (0, 0))
 REPAIR = "run: pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'pass-toolkit[gpu]'"
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> None:
-    """Pretend that CUDA answers as `api`, and that onnxruntime has or lacks CUDA."""
+def pretend(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> None:
+    """Pretend that `api` is CUDA on this machine, and that onnxruntime can use CUDA or not."""
     providers = [*(["CUDAExecutionProvider"] if has_cuda else []), "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: api)
@@ -49,12 +50,12 @@ def test_auto_is_the_gpu_if_nothing_is_missing(
     level: int | None,
     logged: str,
 ):
-    """If only a part is missing, the log says which."""
-    machine(monkeypatch, api, has_cuda=has_cuda)
+    """If only a part is missing, a line of this level says which."""
+    pretend(monkeypatch, api, has_cuda=has_cuda)
     with caplog.at_level(logging.INFO):
         assert choose_device("auto") == device
-    found = [(record.levelno, logged in record.getMessage()) for record in caplog.records]
-    assert found == [(level, True)] * bool(level)
+    lines = [(record.levelno, logged in record.getMessage()) for record in caplog.records]
+    assert lines == ([(level, True)] if level else [])
 
 
 @pytest.mark.parametrize(
@@ -70,21 +71,21 @@ def test_auto_is_the_gpu_if_nothing_is_missing(
 def test_an_impossible_cuda_device_is_refused(
     monkeypatch, name: str, api: object, has_cuda: bool, message: str
 ):
-    machine(monkeypatch, api, has_cuda=has_cuda)
+    pretend(monkeypatch, api, has_cuda=has_cuda)
     with pytest.raises(PassError, match=re.escape(message)):
         choose_device(name)
 
 
-def test_two_installed_packages_of_onnxruntime_are_named(monkeypatch):
-    """The one that pip wrote last has no CUDA."""
-    machine(monkeypatch, FakeCuda(), has_cuda=False)
+def test_the_error_names_two_installed_packages_of_onnxruntime(monkeypatch):
+    """They share files, and the package that pip wrote last has no CUDA."""
+    pretend(monkeypatch, FakeCuda(), has_cuda=False)
     monkeypatch.setattr(packages, "installed", lambda: dict.fromkeys(packages.PACKAGES, "1.31.1"))
     message = "onnxruntime and onnxruntime-gpu are both installed, and share files; run: "
     with pytest.raises(PassError, match=message):
         choose_device("cuda")
 
 
-def test_an_environment_without_onnxruntime(monkeypatch):
+def test_without_onnxruntime_the_error_names_the_command_that_installs_it(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("pass_runtime.backends.ort")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -1,4 +1,5 @@
-"""cuda-python accepts the arguments of `backends.cuda`: without a driver each call is an error."""
+"""cuda-python accepts the arguments that `backends.cuda` passes. Without a driver every call
+returns an error of CUDA; arguments of other types would raise a TypeError before."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pass_runtime.errors import PassError
 
 pytest.importorskip("cuda.bindings", reason="pip install 'pass-toolkit[cuda]'")
 
-CALLS = {
+CALLS = {  # arguments by function, with 0 for handles and addresses
     "cudaGetDeviceCount": (),
     "cudaGetDevice": (),
     "cudaSetDevice": (1,),
@@ -47,6 +48,6 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_cuda_python_accepts_the_arguments(name: str):
     if find_device() is not None:
-        pytest.skip("there is a GPU, which these arguments would not please")
+        pytest.skip("there is a GPU, for which these addresses are invalid")
     with pytest.raises(PassError, match=r"CUDA error \d+ \(cudaError.*nvidia-smi"):
         unwrap(getattr(import_api(), name)(*CALLS[name]))

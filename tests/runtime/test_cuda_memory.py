@@ -1,4 +1,5 @@
-"""ONNX Runtime on CUDA memory, as with `--device cuda`; the fake device's memory is the host's."""
+"""Sessions of ONNX Runtime on CUDA memory, as with `--device cuda`. The CUDA device is a fake,
+whose memory is host memory, so that ONNX Runtime can compute on the CPU."""
 
 from __future__ import annotations
 
@@ -29,14 +30,15 @@ from pass_runtime.bundle.manifest import TOKENIZER_FILE
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
-LONG = [2 + i % 300 for i in range(500)]
-ASKED: list[PromptAndOptions] = [
+PROMPT = [2 + i % 300 for i in range(200)]
+REQUESTS: list[PromptAndOptions] = [
     ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
-    # This one needs a KV capacity of 512.
-    (LONG[:200], GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),
-    (LONG[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
+    # This request needs a KV capacity of 512.
+    (PROMPT, GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),
+    (PROMPT[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
 ]
 Open = Callable[[FakeCuda], Session]
+"""Opens a session with two slots on a device."""
 
 
 @pytest.fixture
@@ -52,16 +54,17 @@ def open_on(adapter_bundle: Path) -> Open:
 
 @pytest.fixture(scope="module")
 def expected(adapter_bundle: Path) -> list[list[int]]:
-    return [cpu_session(adapter_bundle).generate_ids(*one).result().token_ids for one in ASKED]
+    session = cpu_session(adapter_bundle)
+    return [session.generate_ids(*request).result().token_ids for request in REQUESTS]
 
 
 def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Path, open_on: Open):
-    """Also when the KV cache is moved, because it grows or the batch becomes smaller."""
+    """Meanwhile the KV cache moves, because it grows and because the batch becomes smaller."""
     device = FakeCuda()
     with open_on(device) as session:
         for _ in range(2):
-            for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
-                assert_cpu_writes(adapter_bundle, one, stream.result().token_ids)
+            for request, stream in zip(REQUESTS, submit_together(session, REQUESTS), strict=True):
+                assert_cpu_writes(adapter_bundle, request, stream.result().token_ids)
         assert device.mallocs > len(device.allocations)  # some were freed
     assert not device.allocations and not device.streams
 
@@ -70,7 +73,7 @@ def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Pat
 def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
     device = FakeCuda()
     session = open_on(device)
-    session.generate_ids(*ASKED[0]).result()
+    session.generate_ids(*REQUESTS[0]).result()
     assert device.allocations
     del session
     gc.collect()
@@ -79,37 +82,38 @@ def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
 
 @pytest.mark.slow
 def test_every_allocation_may_fail(open_on: Open, expected: list[list[int]]):
-    failed = 0
+    """Of the first 200 allocations, one of five is tried, until requests need fewer."""
+    sessions_with_failures = 0
     for number in range(1, 200, 5):
         device = FakeCuda()
         with open_on(device) as session:
             device.fail_malloc = number
-            failures = count_failures(session, ASKED, expected, "MiB left")
+            failures = count_failures(session, REQUESTS, expected, "MiB left")
             assert device.fail_malloc <= 0 or not failures
             device.fail_malloc = 0
-            assert count_failures(session, ASKED, expected, "") == 0
+            assert count_failures(session, REQUESTS, expected, "") == 0
         assert not device.allocations and not device.streams
         if not failures:
             break
-        failed += 1
-    assert failed > 10 and not failures
+        sessions_with_failures += 1
+    assert sessions_with_failures > 10 and not failures
 
 
 def test_a_cache_that_cannot_grow_stays_as_it_was(open_on: Open, expected: list[list[int]]):
     """Memory suffices for a KV cache of 256 entries, but not for one of 512 beside it."""
     device = FakeCuda()
     with open_on(device) as session:
-        session.generate_ids(*ASKED[0]).result()
-        device.limit = device.used + 450_000
-        stream = session.generate_ids(*ASKED[1])
+        session.generate_ids(*REQUESTS[0]).result()
+        device.limit = device.used + 450_000  # bytes
+        stream = session.generate_ids(*REQUESTS[1])
         with pytest.raises(PassError, match=r"GPU has no .* MiB left"):
             stream.result()
         assert 0 < len(stream.token_ids) < 100
         assert stream.token_ids == expected[1][: len(stream.token_ids)]
         assert session.backend.capacity == 256
-        assert session.generate_ids(*ASKED[2]).result().token_ids == expected[2]
+        assert session.generate_ids(*REQUESTS[2]).result().token_ids == expected[2]
         device.limit = 1 << 30
-        assert session.generate_ids(*ASKED[1]).result().token_ids == expected[1]
+        assert session.generate_ids(*REQUESTS[1]).result().token_ids == expected[1]
 
 
 def test_without_cuda_python_the_error_names_the_command(monkeypatch):
@@ -120,7 +124,7 @@ def test_without_cuda_python_the_error_names_the_command(monkeypatch):
             call()
 
 
-def test_an_old_driver_is_named_with_the_one_that_is_needed():
+def test_the_error_names_an_old_driver_and_the_driver_that_is_needed():
     message = why_no_device(cuda_without_gpu(12040))
     assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in message
     assert "a driver for CUDA 13, 580 or newer" in message
@@ -138,9 +142,9 @@ def test_no_driver_and_no_gpu_have_their_own_messages():
     assert "CUDA_VISIBLE_DEVICES" in why_no_device(cuda_without_gpu(13040, (0, 0)))
 
 
-def test_the_gpu_extra_holds_what_the_device_needs():
+def test_the_extra_gpu_installs_onnx_runtime_for_cuda_and_cuda_python():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     names = {re.split("[<>=]", requirement)[0] for requirement in extras["gpu"]}
     assert names == {"onnxruntime-gpu[cuda,cudnn]", "cuda-python"}
-    assert set(extras["gpu"]) & set(extras["cuda"])  # the same versions of it
+    assert set(extras["gpu"]) & set(extras["cuda"])  # the same versions of cuda-python

@@ -1,4 +1,5 @@
-"""Texts of single tokens join to the decoded text, for every kind of tokenizer and any prompt."""
+"""The texts of single tokens, joined, are the text that the tokenizer decodes from all tokens: for
+every kind of tokenizer (tokenizer_kinds.py) and any prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in TOKENIZERS.it
 
 
 def ids(name: str) -> st.SearchStrategy[list[int]]:
-    """Any ids, also beyond the vocabulary, and many bytes that are characters or parts of some."""
+    """Draw any ids, some beyond the vocabulary, and many of bytes that are parts of characters."""
     tokenizer = TOKENIZERS[name]
     size = tokenizer.get_vocab_size()
     of_bytes = [i for byte in BYTES if (i := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
@@ -30,19 +31,19 @@ def ids(name: str) -> st.SearchStrategy[list[int]]:
 def test_joined_pieces_are_the_decoded_text(name: str, data: st.DataObject):
     prompt, tokens = data.draw(ids(name)), data.draw(ids(name))
     detokenizer = Detokenizer(VOCABULARIES[name], prompt)
-    pieces, places = [], []
+    pieces, starts = [], []
     for token in tokens:
         pieces.append(detokenizer.push(token))
-        places.append(detokenizer.token_start)
-    shown, text = whole(name, prompt, cut=False), whole(name, [*prompt, *tokens], cut=True)
-    if not text.startswith(shown):  # the text completes a character of the prompt, or has nothing
-        shown = whole(name, prompt, cut=True)
-    assert "".join(pieces) == text[len(shown) :]
-    for token, place in zip(tokens, places, strict=True):
+        starts.append(detokenizer.token_start)
+    before, text = whole(name, prompt, cut=False), whole(name, [*prompt, *tokens], cut=True)
+    if not text.startswith(before):  # the text completes a character of the prompt, or is empty
+        before = whole(name, prompt, cut=True)
+    assert "".join(pieces) == text[len(before) :]
+    for token, start in zip(tokens, starts, strict=True):
         own = VOCABULARIES[name].bytes(token)
         if own and "\ufffd" not in own.decode(errors="replace"):
             # At 0 a leading space may have been stripped.
-            assert "".join(pieces).startswith(own.decode(), place) or place == 0
+            assert "".join(pieces).startswith(own.decode(), start) or start == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -50,15 +51,15 @@ def test_joined_pieces_are_the_decoded_text(name: str, data: st.DataObject):
 @given(data=st.data())
 def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: st.DataObject):
     tokens = data.draw(ids(name))
-    stream, seen = TextStream(TOKENIZERS[name], []), ""
+    stream, text = TextStream(TOKENIZERS[name], []), ""
     for i, token in enumerate(tokens, 1):
-        seen += stream.read(token)[0]
-        assert seen == whole(name, tokens[:i], cut=True)
+        text += stream.read(token)[0]
+        assert text == whole(name, tokens[:i], cut=True)
     assert stream.flush() == ""
 
 
-def test_a_byte_of_no_character_among_bytes():
-    """The library's own stream raises "Invalid prefix encountered" here."""
+def test_a_byte_that_is_part_of_no_character_becomes_a_replacement_character():
+    """The stream of the library tokenizers raises "Invalid prefix encountered" here."""
     tokenizer = byte_fallback()
     stream = TextStream(tokenizer, tokenizer.encode("a").ids)
     tokens = [tokenizer.token_to_id(piece) for piece in ("<0x41>", "<0xE2>", "x")]
@@ -66,8 +67,8 @@ def test_a_byte_of_no_character_among_bytes():
 
 
 @pytest.mark.parametrize("prompt", ["\u3042\u3044", "\u3042\u3044\u3046"])
-def test_the_first_space_after_bytes(prompt: str):
-    """Even if the prompt's last eight tokens begin within a character."""
+def test_a_space_after_bytes_of_the_prompt_is_kept(prompt: str):
+    """Also if the prompt ends within a character, or its last eight tokens begin in one."""
     tokenizer = byte_fallback()
     ids = tokenizer.encode(prompt).ids
     assert TextStream(tokenizer, ids).read(tokenizer.token_to_id("\u2581a")) == (" a", None)
