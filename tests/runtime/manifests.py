@@ -39,6 +39,11 @@ def replace(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def write_manifest(bundle: Path, document: dict) -> None:
+    """Give a bundle of links (see `linked`) this manifest."""
+    replace(bundle / FILE_NAME, json.dumps(document).encode())
+
+
 def refusal(call, *args, **options) -> str:
     """Return the message of the PassError that `call` must raise, and check that it is one line."""
     with pytest.raises(PassError) as error:

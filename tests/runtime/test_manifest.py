@@ -1,4 +1,4 @@
-"""pass_config.json and the files it lists: every fault is a one-line PassError naming the file."""
+"""Faults of a manifest (pass_config.json) or of a file that it lists are refused in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifests import at, linked, real_document, refusal, replace
+from manifests import at, linked, real_document, refusal, replace, write_manifest
 from pydantic import ValidationError
 
 from pass_runtime.bundle.integrity import file_info, verify_files
@@ -19,7 +19,7 @@ from pass_runtime.session import load
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 FREE_KEYS = {"files", "tools"}
-"""Objects of the manifest with free keys."""
+"""Objects of the manifest that may have any keys."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def bundle(tiny_bundle, tmp_path) -> Path:
 
 
 def refusal_of(document: dict, scratch: Path) -> str:
+    """Return the error with which the manifest is refused, which names its file."""
     (scratch / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
     message = refusal(read_manifest, scratch)
     assert str(scratch / FILE_NAME) in message
@@ -46,15 +47,15 @@ def refusal_of(document: dict, scratch: Path) -> str:
 
 
 def objects(node, path=()) -> list[tuple]:
-    """Paths of all JSON objects with fixed keys."""
-    found = []
+    """Return the paths of all JSON objects with fixed keys."""
+    object_paths = []
     if isinstance(node, dict) and not FREE_KEYS & set(path[-1:]):
-        found.append(path)
+        object_paths.append(path)
     if isinstance(node, (dict, list)):
         children = node.items() if isinstance(node, dict) else enumerate(node)
         for key, child in children:
-            found += objects(child, (*path, key))
-    return found
+            object_paths += objects(child, (*path, key))
+    return object_paths
 
 
 def test_the_real_manifest_is_read(tiny_bundle):
@@ -93,9 +94,9 @@ def test_an_unknown_key_is_named(document, scratch):
 @given(data=st.data())
 def test_missing_keys_are_refused_at_every_level(document, scratch, data):
     changed = copy.deepcopy(document)
-    # These two are maps: a plan may have fewer samplers, and a model fewer special tokens.
-    maps = (("tails",), ("special_tokens",))
-    paths = [path for path in objects(changed) if path[-1:] not in maps]
+    # Keys of these two are optional: a plan's samplers, and a model's special tokens.
+    optional = (("tails",), ("special_tokens",))
+    paths = [path for path in objects(changed) if path[-1:] not in optional]
     target = at(changed, data.draw(st.sampled_from(paths)))
     key = data.draw(st.sampled_from(sorted(target)))
     del target[key]
@@ -115,7 +116,7 @@ def test_values_of_another_type_are_refused(document, scratch, data):
 
 @pytest.mark.parametrize("version", [0, 1, 2, 4, 99, "2", None, 1.5])
 def test_other_versions_are_refused(document, scratch, version):
-    """Before anything else: only the version explains why a newer manifest has unknown keys."""
+    """The version is checked before the keys, because it is why a newer manifest has other keys."""
     message = refusal_of(document | {"version": version, "news": 1}, scratch)
     assert "version" in message and repr(version) in message
 
@@ -127,7 +128,7 @@ def test_other_formats_are_refused(document, scratch, change):
 
 @pytest.mark.parametrize("change", [{"scheme": "other"}, {"members": 16}, {"row": 8}, {"bits": 31}])
 def test_another_noise_scheme_is_refused(document, scratch, change):
-    """Its tails would draw other tokens than this version's tests and sampler know."""
+    """The bundle's tails would draw other tokens than this version's sampler in numpy does."""
     assert "noise" in refusal_of(document | {"noise": document["noise"] | change}, scratch)
 
 
@@ -168,14 +169,14 @@ def test_a_flipped_byte_is_found(tiny_bundle, tmp_path_factory, data):
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     (bundle / name).write_bytes(content)
     assert str(bundle / name) in refusal(verify_files, bundle, manifest)
-    verify_files(bundle, manifest, hashes=False)  # what `hashes` turns off, and nothing else
+    verify_files(bundle, manifest, hashes=False)  # nothing else is wrong with the bundle
 
 
 @pytest.mark.parametrize("hashes", [True, False])
 @pytest.mark.parametrize(
     "name", ["trunk.onnx.data", "tail.ar.greedy.onnx", "tokenizer.json", "chat_template.jinja"]
 )
-def test_missing_truncated_and_swapped_files_are_found(bundle, name, hashes):
+def test_missing_and_truncated_files_are_refused_even_without_hashes(bundle, name, hashes):
     manifest, path = read_manifest(bundle), bundle / name
     replace(path, path.read_bytes()[:-1])
     assert str(path) in refusal(verify_files, bundle, manifest, hashes=hashes)
@@ -187,8 +188,8 @@ def test_missing_truncated_and_swapped_files_are_found(bundle, name, hashes):
     assert str(path) in refusal(load, bundle, "cpu", verify=hashes)
 
 
-def test_a_foreign_file_of_the_same_size_is_found(bundle, tiny_bundle):
-    """A graph that loads and runs, in the place of another."""
+def test_another_graph_of_the_same_size_is_refused(bundle, tiny_bundle):
+    """The tail of another plan, which would load and run."""
     name, other = "tail.draft-5.greedy.onnx", "tail.draft-6.greedy.onnx"
     replace(bundle / name, (tiny_bundle / other).read_bytes())
     assert (bundle / name).stat().st_size == read_manifest(bundle).files[name].bytes
@@ -199,7 +200,7 @@ def test_a_foreign_file_of_the_same_size_is_found(bundle, tiny_bundle):
 def test_names_that_leave_the_bundle_are_refused(bundle, document, name):
     (bundle.parent / "secret").write_bytes(b"x")
     files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
-    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    write_manifest(bundle, document | {"files": files})
     message = refusal(load, bundle, "cpu")
     assert "outside the bundle" in message
     assert repr(name) in message
@@ -208,64 +209,54 @@ def test_names_that_leave_the_bundle_are_refused(bundle, document, name):
 @pytest.mark.parametrize(
     "name", ["", "x" * 300, "two\nlines", "nul\0", "tail.ar.greedy.onnx/inside"]
 )
-def test_odd_file_names_are_missing_files(bundle, document, name):
+def test_names_that_no_file_can_have_are_refused_in_one_line(bundle, document, name):
     files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
-    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    write_manifest(bundle, document | {"files": files})
     refusal(load, bundle, "cpu")
 
 
-@pytest.mark.parametrize("file", ["trunk.onnx", "tail.verify-3.sample.onnx", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["trunk.onnx", "tail.verify-3.sample.onnx", "tokenizer.json", "chat_template.jinja"],
+)
 def test_files_in_use_must_be_listed(bundle, document, file):
     """Otherwise their hashes would not be checked."""
     files = {name: info for name, info in document["files"].items() if name != file}
-    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
-    (bundle / file).unlink()
-    assert file in refusal(load, bundle, "cpu")
+    write_manifest(bundle, document | {"files": files})
+    assert f"{file} is used but not listed" in refusal(load, bundle, "cpu", verify=False)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "trunk.cpu.one.onnx", "chat_template.jinja"])
 def test_a_broken_file_with_the_right_hash_is_refused(bundle, document, name):
-    """The error of the library that reads it becomes a PassError."""
+    """The library that reads the file fails, and its error becomes a PassError."""
     replace(bundle / name, b"{% broken \xff")
     files = document["files"] | {name: file_info(bundle / name).model_dump()}
-    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
+    write_manifest(bundle, document | {"files": files})
     assert name in refusal(load, bundle, "cpu")
 
 
-def test_an_unlisted_chat_template_is_refused(bundle, document):
-    """Its hash would not be checked, and templates are programs."""
-    files = document["files"].copy()
-    del files["chat_template.jinja"]
-    replace(bundle / FILE_NAME, json.dumps(document | {"files": files}).encode())
-    message = refusal(load, bundle, "cpu", verify=False)
-    assert "chat_template.jinja is used but not listed" in message
-
-
 @pytest.mark.slow
-def test_engines_belong_to_graphs_and_weights(tiny_bundle):
-    """`content_hash` changes with these files, but not with tokenizer or template."""
+def test_the_content_hash_depends_on_graphs_and_weights_alone(tiny_bundle):
+    """By this hash an engine set names the bundle that it was built from."""
     manifest = read_manifest(tiny_bundle)
-
-    def content(name: str) -> str:
-        changed = manifest.files[name].model_copy(update={"sha256": "0" * 64})
-        return manifest.model_copy(update={"files": manifest.files | {name: changed}}).content_hash
-
-    for name in manifest.files:
-        kept = name in ("tokenizer.json", "chat_template.jinja")
-        assert (content(name) == manifest.content_hash) is kept, name
+    for name, info in manifest.files.items():
+        files = manifest.files | {name: info.model_copy(update={"sha256": "0" * 64})}
+        changed_hash = manifest.model_copy(update={"files": files}).content_hash
+        is_text = name in ("tokenizer.json", "chat_template.jinja")
+        assert (changed_hash == manifest.content_hash) is is_text, name
 
 
 @pytest.mark.parametrize("field", ["capacities", "prefill_widths"])
 def test_sizes_of_engines_are_positive(field):
     sizes = {"capacities": (64, 128), "prefill_widths": (32, 16)} | {field: (16, -1)}
-    names = {"directory": "one", "library": "tensorrt", "version": "11.0", "bundle": ""}
-    lists = dict.fromkeys(("targets", "engines"), ())
+    texts = {"directory": "one", "library": "tensorrt", "version": "11.0", "bundle": ""}
+    others = {"targets": (), "engines": (), "lookahead": 1, "max_batch_size": 1}
     with pytest.raises(ValidationError, match=rf"{field}\.1\n.* greater than or equal to 1"):
-        EngineSet(**names, **lists, lookahead=1, max_batch_size=1, **sizes)
+        EngineSet(**texts, **others, **sizes)
 
 
 def test_a_profile_admits_sizes_within_all_of_its_ranges():
     profile = Profile(sizes={"batch": (1, 1, 2), "width": (4, 4, 8)})
     assert profile.admits({"batch": 2, "width": 4, "columns": 512})
     assert not profile.admits({"batch": 3, "width": 4})
-    assert not profile.admits({"batch": 1})  # the graph has no width
+    assert not profile.admits({"batch": 1})  # without a width

@@ -20,12 +20,12 @@ PROMPTS = [list(range(20, 20 + length)) for length in (1, 5, 40)]
 class WatchedRunner(Runner):
     """Checks the slots and the plan before every pass."""
 
-    moves = 0
+    move_count = 0
 
     def _move(self, source, target):
         super()._move(source, target)
-        WatchedRunner.moves += 1
-        # Its drafts stayed in the window of the other slot.
+        WatchedRunner.move_count += 1
+        # Drafts do not move: they are in the window of the slot that the sequence leaves.
         assert target.num_drafts == 0 and not target.staged
 
     def run(self, plan, drafts):
@@ -33,7 +33,7 @@ class WatchedRunner(Runner):
             request = slot.current.request
             assert slot.prompt is request.prompt_ids and slot.salt == request.cache_salt
             assert slot.exact_prefix_len == slot.cached, "chains write what reading a prompt does"
-        # The requests began in the order of their seeds.
+        # Seeds number the requests in the order in which they began.
         sequences = (slot.current for slot in self.decoding)
         oldest = min(sequences, key=lambda sequence: sequence.request.sampling.seed)
         assert plan in oldest.request.cycle.plans, (plan.name, oldest.request.mode)
@@ -50,14 +50,14 @@ def sessions(tiny_bundle: Path) -> Iterator[dict[int, Session]]:
 
 
 requests = st.tuples(
-    st.integers(0, 3),  # steps before it comes
+    st.integers(0, 3),  # steps between the request before and this one
     st.sampled_from(PROMPTS),
-    st.integers(1, 12),  # tokens
+    st.integers(1, 12),  # new tokens
     st.sampled_from(["ar", "two-pass", "fused", "fused:2,1,1"]),
-    st.sampled_from(["", "a"]),
+    st.sampled_from(["", "a"]),  # salt of the prefix cache
 )
-alone: dict[tuple[int, int, int], list[int]] = {}
-"""The tokens of plain decoding, by the number of slots, the prompt's length and the seed."""
+plain_tokens: dict[tuple[int, int, int], list[int]] = {}
+"""What `decode_plainly` wrote, by the number of slots, the prompt's length and the seed."""
 
 
 def sequence_of(
@@ -68,13 +68,14 @@ def sequence_of(
     return SequenceState(session.request(prompt, options))
 
 
-def play(session: Session, drawn: list) -> list[SequenceState]:
+def decode_watched(session: Session, drawn: list) -> list[SequenceState]:
+    """Decode drawn `requests` with a `WatchedRunner`."""
     scheduler = Scheduler(WatchedRunner(session.backend), session._tuners, len(drawn))
     sequences = []
-    for seed, (steps, *asked) in enumerate(drawn):
+    for seed, (steps, *request) in enumerate(drawn):
         for _ in range(steps):
             scheduler.step()
-        sequences.append(sequence_of(session, seed, *asked))
+        sequences.append(sequence_of(session, seed, *request))
         scheduler.reserve(1)
         scheduler.add(sequences[-1])
     while not scheduler.idle:
@@ -83,17 +84,18 @@ def play(session: Session, drawn: list) -> list[SequenceState]:
     return sequences
 
 
-def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[int]:
+def decode_plainly(session: Session, slots: int, prompt: list[int], seed: int) -> list[int]:
+    """Return 12 tokens of a request that is decoded alone and without drafts."""
     key = slots, len(prompt), seed
-    if key not in alone:
+    if key not in plain_tokens:
         sequence = sequence_of(session, seed, prompt, 12, "ar")
         scheduler = Scheduler(Runner(session.backend), None, 1)
         scheduler.reserve(1)
         scheduler.add(sequence)
         while not scheduler.idle:
             scheduler.step()
-        alone[key] = sequence.tokens[len(prompt) :]
-    return alone[key]
+        plain_tokens[key] = sequence.tokens[len(prompt) :]
+    return plain_tokens[key]
 
 
 @pytest.mark.slow
@@ -101,15 +103,17 @@ def plain(session: Session, slots: int, prompt: list[int], seed: int) -> list[in
 @given(slots=st.sampled_from([4, 8]), drawn=st.lists(requests, min_size=3, max_size=9))
 def test_a_move_changes_no_text(sessions: dict[int, Session], slots: int, drawn: list):
     session = sessions[slots]
-    for seed, sequence in enumerate(play(session, drawn)):
+    for seed, sequence in enumerate(decode_watched(session, drawn)):
         prompt = list(sequence.request.prompt_ids)
-        expected = plain(session, slots, prompt, seed)
+        expected = decode_plainly(session, slots, prompt, seed)
         assert sequence.tokens[len(prompt) :] == expected[: sequence.request.max_new_tokens]
 
 
-def test_the_older_request_still_decides_the_plan(sessions: dict[int, Session]):
-    """The first request ends and the third moves to its slot; `WatchedRunner` checks the plans."""
-    before = WatchedRunner.moves
+def test_after_a_move_the_oldest_request_still_decides_the_plan(sessions: dict[int, Session]):
+    """The first request ends and the third moves to its slot, below the second, which is older.
+    `WatchedRunner` checks the plans."""
+    before = WatchedRunner.move_count
     tokens, plans = (3, 12, 12), ("ar", "two-pass", "fused")
-    play(sessions[4], [(0, *one, "") for one in zip(PROMPTS, tokens, plans, strict=True)])
-    assert WatchedRunner.moves > before
+    requests = zip(PROMPTS, tokens, plans, strict=True)
+    decode_watched(sessions[4], [(0, *request, "") for request in requests])
+    assert WatchedRunner.move_count > before

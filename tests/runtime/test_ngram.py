@@ -1,4 +1,4 @@
-"""Drafts from the text against a search that looks at every place."""
+"""Drafts from n-grams of the text are those of a plain search through all of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, Ngram
 
 
 def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
-    """Return (match_length, drafts): find the newest earlier place of the longest suffix, and what
-    follows it."""
+    """Return (match_length, drafts): the longest suffix that also occurs earlier, and the `count`
+    tokens that follow its newest earlier occurrence."""
     for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
         suffix = tokens[-size:]
         for end in range(len(tokens) - 1, size - 1, -1):
@@ -28,7 +28,7 @@ def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
 )
 def test_drafts_are_those_of_a_search(tokens, cut, count):
     index = NgramIndex(tokens[:cut])
-    index.propose(3)  # asking changes nothing
+    index.propose(3)  # a proposal changes nothing
     index.extend(tokens[cut:])
     match_length, drafts = search(tokens, count)
     assert index.match_length == match_length
@@ -37,4 +37,4 @@ def test_drafts_are_those_of_a_search(tokens, cut, count):
 
 def test_drafts_follow_the_longest_match_and_repeat_a_loop():
     assert NgramIndex([7, 8, 9, 7, 8, 9, 7]).propose(5) == (8, 9, 7, 8, 9)
-    assert NgramIndex([5, 6, 5]).propose(4) == ()  # one token is no match
+    assert NgramIndex([5, 6, 5]).propose(4) == ()  # a match has MIN_GRAM_TOKENS or more

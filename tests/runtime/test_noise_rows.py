@@ -34,14 +34,14 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list to which every computation of noise appends its number of positions."""
-    counts: list[int] = []
+    position_counts: list[int] = []
 
     def counted(seed, positions, stream):
-        counts.append(len(positions))
+        position_counts.append(len(positions))
         return noise_offsets(seed, positions, stream)
 
     monkeypatch.setattr(memory, "noise_offsets", counted)
-    return counts
+    return position_counts
 
 
 @settings(max_examples=50, deadline=None)
@@ -49,44 +49,43 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 900), st.integers(1, 60)), max_size=12),
     st.booleans(),
 )
-def test_what_a_pass_may_read_is_the_noise_of_its_positions(passes, anew):
+def test_what_a_pass_may_read_is_the_noise_of_its_positions(passes, begins_anew):
+    """passes: (slot, first position, count of positions). begins_anew: each is a new request."""
     buffers = Buffers(HostMemory(), 3)
     rows = NoiseRows(buffers, "rejection", 3, 1000)
     for slot in range(3):
         rows.begin(slot, slot + 7)
     for slot, first, count in passes:
-        if anew:
+        if begins_anew:
             rows.begin(slot, slot + 7)
         stop = min(first + count, 1000)
         rows.cover(slot, first, first + count)
         for stream in STREAMS:
-            found = buffers.read(stream, (3, 1000, 2), np.int64)[slot, first:stop]
-            assert np.array_equal(found, noise_offsets(slot + 7, np.arange(first, stop), stream))
+            noise = buffers.read(stream, (3, 1000, 2), np.int64)[slot, first:stop]
+            assert np.array_equal(noise, noise_offsets(slot + 7, np.arange(first, stop), stream))
 
 
 def texts(bundle: Path) -> list[list[int]]:
-    """Texts of requests that move between slots or begin in a slot that was used."""
+    """Return the tokens of requests that move between slots or begin in a slot that was used."""
     session = load(bundle, "cpu", threads=1, max_batch_size=4)
     plans = ("fused", "two-pass", "ar")
     options = [
         GenerateOptions(20 + 90 * (i % 3), SAMPLED[i % 3], plan=plans[i // 3], ignore_eos=True)
         for i in range(9)
     ]
-    streams = submit_together(session, [([5] * (1 + 40 * i), one) for i, one in enumerate(options)])
-    return [stream.result().token_ids for stream in streams]
+    requests = [([5] * (1 + 40 * i), each) for i, each in enumerate(options)]
+    return [stream.result().token_ids for stream in submit_together(session, requests)]
 
 
 @pytest.mark.slow
-def test_how_much_is_filled_at_a_time_changes_no_token(
-    bundle: Path, computed: list[int], monkeypatch
-):
+def test_how_much_is_filled_ahead_changes_no_token(bundle: Path, computed: list[int], monkeypatch):
     monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", 1000)
     expected = texts(bundle)
-    for block in (0, 1, 50):  # 0: exactly what the next pass may read
+    for ahead in (0, 1, 50):  # 0: exactly what the next pass may read
         del computed[:]
-        monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", block)
+        monkeypatch.setattr(memory, "NOISE_AHEAD_POSITIONS", ahead)
         assert texts(bundle) == expected
-        assert len(computed) > 100 / (block + 1)
+        assert len(computed) > 100 / (ahead + 1)  # the noise was indeed filled in small parts
 
 
 def test_a_request_fills_in_few_positions_when_it_begins(bundle: Path, computed: list[int]):
@@ -94,7 +93,7 @@ def test_a_request_fills_in_few_positions_when_it_begins(bundle: Path, computed:
     positions = session.backend.capabilities.noise_positions
     options = GenerateOptions(4, SAMPLED[0], plan="ar", ignore_eos=True)
     session.generate_ids([5] * 300, options).result()
-    streams = 3 if session.manifest.rule == "rejection" else 1
-    assert len(computed) == streams and max(computed) < 300 < positions
+    stream_count = 3 if session.manifest.rule == "rejection" else 1
+    assert len(computed) == stream_count and max(computed) < 300 < positions
     session.generate_ids([5], GenerateOptions(4, SAMPLED[1], plan="ar", ignore_eos=True)).result()
-    assert len(computed) == streams  # greedy texts have no noise
+    assert len(computed) == stream_count  # a greedy request has no noise
