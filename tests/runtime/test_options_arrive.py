@@ -10,7 +10,7 @@ from recorded_arguments import Calls, StandIn
 from pass_runtime import Constraint, GenerateOptions, LoadOptions, SamplingParams, load
 from pass_runtime.options import DEFAULT_MAX_QUEUE
 
-OPENED = {
+LOAD_CASES = {
     "device": ("cpu", {"open_backend.device": "cpu"}),
     "threads": (2, {"open_backend.threads": 2}),
     "max_batch_size": (3, {"open_backend.max_batch_size": 3}),
@@ -22,7 +22,8 @@ OPENED = {
     "prefix_cache": (False, {"Session.prefix_cache": False}),
     "verify": (False, {"open_backend.verify": False, "verify_files.hashes": False}),
 }
-SAMPLED = {
+"""For each field of `LoadOptions`: a value, and the arguments (by function) that it changes."""
+SAMPLING_VALUES = {
     "temperature": 0.5,
     "top_k": 3,
     "top_p": 0.5,
@@ -33,7 +34,7 @@ SAMPLED = {
     "repetition_penalty": 1.5,
     "logit_bias": {5: -2.0},
 }
-REQUESTED = {
+GENERATE_VALUES = {
     "max_new_tokens": 5,
     "sampling": SamplingParams(1.0, seed=7),
     "plan": "fused",
@@ -60,7 +61,7 @@ def session(random_bundle):
 
 
 def opened_with(bundle, *options, **named):
-    """The arguments of the functions that open a bundle."""
+    """Return the arguments of the functions that `load` calls, which are replaced."""
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(patch)
         calls.replace("pass_runtime.session.verify_files")
@@ -70,15 +71,15 @@ def opened_with(bundle, *options, **named):
         return calls.arguments
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(LoadOptions)])
+@pytest.mark.parametrize("name", [field.name for field in fields(LoadOptions)])
 def test_an_option_of_load_changes_how_a_bundle_is_opened(random_bundle, name):
-    value, expected = OPENED[name]
-    before = opened_with(random_bundle)
-    after = opened_with(random_bundle, LoadOptions(**{name: value}))
-    assert {key: after[key] for key in after if after[key] != before[key]} == expected
+    value, expected = LOAD_CASES[name]
+    default = opened_with(random_bundle)
+    changed = opened_with(random_bundle, LoadOptions(**{name: value}))
+    assert {key: changed[key] for key in changed if changed[key] != default[key]} == expected
     # The field as an argument does the same.
-    assert opened_with(random_bundle, **{name: value}) == after
-    assert opened_with(random_bundle, LoadOptions(), **{name: value}) == after
+    assert opened_with(random_bundle, **{name: value}) == changed
+    assert opened_with(random_bundle, LoadOptions(), **{name: value}) == changed
 
 
 def test_load_takes_a_device_and_no_unknown_options(random_bundle):
@@ -88,19 +89,18 @@ def test_load_takes_a_device_and_no_unknown_options(random_bundle):
         load(random_bundle, colour="red")
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(GenerateOptions)])
-def test_an_option_of_a_request_changes_it(session, name):
-    changed = session.request((5,), GenerateOptions(**{name: REQUESTED[name]}))
-    plain = session.request((5,), GenerateOptions())
-    assert plain == session.request((5,), GenerateOptions()) != changed
+@pytest.mark.parametrize("name", [field.name for field in fields(GenerateOptions)])
+def test_an_option_changes_the_request(session, name):
+    changed = session.request((5,), GenerateOptions(**{name: GENERATE_VALUES[name]}))
+    default = session.request((5,), GenerateOptions())
+    assert default == session.request((5,), GenerateOptions()) != changed
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
-def test_a_parameter_of_sampling_changes_a_request(session, name):
-    plain, changed = (
-        GenerateOptions(sampling=SamplingParams(**more)) for more in ({}, {name: SAMPLED[name]})
-    )
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_a_sampling_parameter_changes_the_request(session, name):
+    values = {name: SAMPLING_VALUES[name]}
     if name == "temperature":
-        changed = GenerateOptions(sampling=SamplingParams(SAMPLED[name], seed=0))
-    assert getattr(session.request((5,), changed).sampling, name) == SAMPLED[name]
-    assert session.request((5,), changed) != session.request((5,), plain)
+        values["seed"] = 0  # Without a seed, any two sampled requests differ.
+    changed = session.request((5,), GenerateOptions(sampling=SamplingParams(**values)))
+    assert getattr(changed.sampling, name) == SAMPLING_VALUES[name]
+    assert changed != session.request((5,), GenerateOptions())

@@ -16,45 +16,47 @@ from pass_runtime.bundle.noise import TABLES_FILE
 from pass_runtime.errors import PassError
 
 
-class Cuda:
-    """An InferenceSession on CUDA that refuses some of the settings."""
+class FakeSession:
+    """Stands in for InferenceSession on CUDA, which refuses the first `refusals` settings that are
+    tried. provider: where the session runs once it is open."""
 
-    def __init__(self, refused: int, provider: str = "CUDAExecutionProvider") -> None:
-        self._refused, self._provider = refused, provider
-        self.tried: list[dict[str, str]] = []
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        refusals: int,
+        provider: str = "CUDAExecutionProvider",
+    ) -> None:
+        self._refusals, self._provider = refusals, provider
+        self.tried_settings: list[dict[str, str]] = []
+        monkeypatch.setattr(ort, "InferenceSession", self)
+        monkeypatch.setattr(ort, "preload_dlls", lambda: None)
 
     def __call__(
         self, _path: Path, _options: ort.SessionOptions, providers: list, **_keywords: int
-    ) -> Cuda:
-        self.tried.append(providers[0][1])
-        if len(self.tried) <= self._refused:
+    ) -> FakeSession:
+        self.tried_settings.append(providers[0][1])
+        if len(self.tried_settings) <= self._refusals:
             raise RuntimeError("cannot use\nthe graph capture feature")
         return self
-
-    @staticmethod
-    def install(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Cuda:
-        monkeypatch.setattr(ort, "InferenceSession", cuda)
-        monkeypatch.setattr(ort, "preload_dlls", lambda: None)
-        return cuda
 
     def get_providers(self) -> list[str]:
         return [self._provider]
 
 
-@pytest.mark.parametrize("refused", [0, 1])
-def test_a_graph_that_cannot_be_captured_runs_without(monkeypatch, caplog, refused: int):
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_a_graph_that_cannot_be_captured_runs_uncaptured(monkeypatch, caplog, refusals: int):
     """ONNX Runtime's first error is the reason, which is logged and kept."""
-    cuda = Cuda.install(monkeypatch, Cuda(refused))
-    assert open_session(Path("x"), "cuda") is cuda
-    reasons = ["cannot use the graph capture feature"][:refused]
-    assert cuda.not_captured == next(iter(reasons), None)
-    assert [record.getMessage().split(": ")[1] for record in caplog.records] == reasons
-    assert cuda.tried == list(PROVIDER_OPTIONS["cuda"])[: refused + 1]
-    assert all(settings["use_tf32"] == "0" for settings in cuda.tried)
+    session = FakeSession(monkeypatch, refusals)
+    assert open_session(Path("x"), "cuda") is session
+    reason = "cannot use the graph capture feature" if refusals else None
+    assert session.not_captured == reason
+    assert [line.split(": ")[1] for line in caplog.messages] == [reason] * refusals
+    assert session.tried_settings == list(PROVIDER_OPTIONS["cuda"])[: refusals + 1]
+    assert all(settings["use_tf32"] == "0" for settings in session.tried_settings)
 
 
 def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monkeypatch):
-    """The trunk when it is opened, a tail when it is first used."""
+    """A trunk is listed from its opening on, a tail from its first use on."""
 
     def opened(path: Path, *arguments: object, **options: object) -> ort.InferenceSession:
         session = open_session(path, *arguments, **options)
@@ -66,12 +68,12 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
     with load(tiny_bundle, "cpu", weight_cache=False) as session:
         (trunk,) = session.backend.uncaptured
         session.generate("The quick", GenerateOptions(max_new_tokens=2, plan="ar")).result()
-        found = session.backend.uncaptured
-        assert found == {file: f"no capture of {file}" for file in (trunk, "tail.ar.greedy.onnx")}
+        files = (trunk, "tail.ar.greedy.onnx")
+        assert session.backend.uncaptured == {file: f"no capture of {file}" for file in files}
 
 
 def test_a_file_that_cannot_be_loaded_is_an_error_of_one_line(monkeypatch):
-    Cuda.install(monkeypatch, Cuda(2))
+    FakeSession(monkeypatch, 2)
     with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
         open_session(Path("x"), "cuda")
 
@@ -101,12 +103,12 @@ def test_an_error_of_cuda_opens_no_session_on_the_cpu(monkeypatch, capsys):
     message = r"cannot load x: CUDA failure 35: driver version is insufficient$"
     with pytest.raises(PassError, match=message):
         open_session(Path("x"), "cuda")
-    assert opened == ["CUDAExecutionProvider"] * 2
+    assert opened == ["CUDAExecutionProvider"] * len(PROVIDER_OPTIONS["cuda"])
     assert capsys.readouterr().out == ""
 
 
 def test_a_gpu_that_does_not_start_is_an_error(monkeypatch):
-    Cuda.install(monkeypatch, Cuda(0, "CPUExecutionProvider"))
+    FakeSession(monkeypatch, 0, "CPUExecutionProvider")
     with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
         open_session(Path("x"), "cuda")
 
@@ -115,14 +117,15 @@ def test_a_gpu_that_does_not_start_is_an_error(monkeypatch):
 @pytest.mark.skipif(not psutil.LINUX, reason="reads what is mapped from /proc")
 @pytest.mark.parametrize("name", [TABLES_FILE, HEAD_FILE])
 def test_tables_that_tails_share_are_mapped_once(head_bundle: Path, name: str):
-    def mapped() -> int:
-        return sum(name in place.path for place in psutil.Process().memory_maps(grouped=False))
+    def count_mappings() -> int:
+        regions = psutil.Process().memory_maps(grouped=False)
+        return sum(name in region.path for region in regions)
 
-    gc.collect()  # sessions of other tests
-    before = mapped()
+    gc.collect()  # closes sessions of other tests
+    before = count_mappings()
     with load(head_bundle, "cpu", threads=1) as session:
         for sampling in (SamplingParams(0.8, seed=1), SamplingParams(0.8, 50, 0.9, 1)):
             for plan in ("ar", "two-pass", "fused"):
                 options = GenerateOptions(8, sampling, plan=plan, ignore_eos=True)
                 session.generate("fox", options).result()
-        assert mapped() == before + 1
+        assert count_mappings() == before + 1

@@ -1,5 +1,5 @@
-"""Weights that ONNX Runtime packed once are mapped by later sessions, which compute the same bits;
-or they are packed anew, and never anything else."""
+"""Weights that ONNX Runtime packed once are mapped by later sessions, which compute the equal bits.
+An entry of the cache that is damaged, or was packed from other weights, is never used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANY_SIZE = WeightCache(min_bytes=0)
 def cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Path:
-    """The directory of the entries."""
+    """Return the directory of the cache's entries; every test has its own."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
     caplog.set_level(logging.INFO, "pass_runtime.weights")
@@ -50,7 +50,7 @@ def bundle(request: pytest.FixtureRequest) -> Path:
 
 
 def verified(bundle: Path) -> Path:
-    """The bundle, whose files' hashes are remembered from now on."""
+    """Return the bundle after storing the hashes of its files, without which nothing is packed."""
     hashes = HashCache()
     verify_files(bundle, read_manifest(bundle), hash_cache=hashes)
     hashes.save()
@@ -71,7 +71,7 @@ def logits(
         return sample_logits(backend)
 
 
-def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+def equal(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     return all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
 
 
@@ -80,7 +80,7 @@ def entries(cache: Path) -> list[str]:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The log since the last call: "packed", "mapped", or the line that says why neither."""
+    """Return the log since the last call: "packed", "mapped", or lines that say why neither."""
     words = {"were packed in": "packed", "are mapped from": "mapped"}
     lines = [line for line in caplog.messages if "packing weights" not in line]
     caplog.clear()
@@ -89,12 +89,13 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog, slots: int):
-    graphs = 1 + bool(read_manifest(verified(bundle)).lookahead.adapter_rank)
+    # With an adapter, a second graph reads the same weights.
+    graph_count = 1 + bool(read_manifest(verified(bundle)).lookahead.adapter_rank)
     expected = logits(bundle, None, slots)
-    for steps in (["packed", "mapped"], ["mapped"]):
-        assert same(expected, logits(bundle, slots=slots))
-        assert logged(caplog) == steps * graphs
-    assert len(entries(cache)) == graphs
+    for expected_log in (["packed", "mapped"], ["mapped"]):
+        assert equal(expected, logits(bundle, slots=slots))
+        assert logged(caplog) == expected_log * graph_count
+    assert len(entries(cache)) == graph_count
     for entry in cache.iterdir():
         assert entries(entry) == sorted([NOTE_FILE, GRAPH_FILE, WEIGHTS_FILE])
         assert str(bundle) in (entry / NOTE_FILE).read_text()
@@ -104,7 +105,7 @@ def test_mapped_weights_compute_the_same_bits(bundle: Path, cache: Path, caplog,
 def test_the_graph_with_lookahead_rows_is_opened_at_its_first_use(
     adapter_bundle: Path, cache: Path, caplog
 ):
-    """If its entry is gone by then, it comes from the bundle, with the same bits."""
+    """If its entry is gone by then, it comes from the bundle, with the equal bits."""
     expected = logits(verified(adapter_bundle))
     for entry_is_gone in (False, True):
         caplog.clear()
@@ -114,50 +115,51 @@ def test_the_graph_with_lookahead_rows_is_opened_at_its_first_use(
             if entry_is_gone:
                 shutil.rmtree(cache)
                 cache.write_text("a file, so that no entry can be written")
-            assert same(expected, sample_logits(backend))
+            assert equal(expected, sample_logits(backend))
             assert logged(caplog) != [] and len(plain) < len(expected)
 
 
 def test_two_graphs_are_open_only_where_they_share_weights(adapter_bundle: Path):
     verified(adapter_bundle)
-    # The second packs no weights as small as these.
+    # Weights as small as these are packed by ANY_SIZE alone.
     for cache, shared in ((None, False), (WeightCache(), False), (ANY_SIZE, True)):
         with closing(open_backend(adapter_bundle, cache)) as backend:
             trunks = backend._trunks
             assert (trunks.lookahead is not trunks.plain) == shared
-            # Each leaves the cores to the other.
+            # The threads of one session must not spin while the other session runs.
             for session in (trunks.lookahead, trunks.plain) if shared else ():
                 options = session.get_session_options()
                 assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 
 
-def test_threads_share_an_entry_and_graphs_do_not(tiny_bundle: Path, cache: Path):
+def test_an_entry_belongs_to_a_graph_whatever_the_number_of_threads(tiny_bundle: Path, cache: Path):
+    """One slot and several slots run different graphs."""
     verified(tiny_bundle)
-    for threads, slots, count in ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 3, 2)):
+    for threads, slots, entry_count in ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 3, 2)):
         logits(tiny_bundle, slots=slots, threads=threads)
-        assert len(entries(cache)) == count
+        assert len(entries(cache)) == entry_count
 
 
-@pytest.mark.parametrize("what", ["version", "build", "cpu", "trunk", "weights"])
-def test_anything_that_matters_makes_another_entry(
-    tiny_bundle: Path, cache: Path, monkeypatch, tmp_path: Path, what: str
+@pytest.mark.parametrize("changed", ["version", "build", "cpu", "trunk", "weights"])
+def test_another_library_cpu_or_bundle_makes_another_entry(
+    tiny_bundle: Path, cache: Path, monkeypatch, tmp_path: Path, changed: str
 ):
     logits(verified(tiny_bundle))
     [before], bundle = entries(cache), tiny_bundle
-    if what == "version":
+    if changed == "version":
         monkeypatch.setattr(packing.ort, "__version__", "9.9.9")
-    elif what == "build":
-        monkeypatch.setattr(packing.ort, "get_build_info", lambda: "of my own")
-    elif what == "cpu":
+    elif changed == "build":
+        monkeypatch.setattr(packing.ort, "get_build_info", lambda: "another build")
+    elif changed == "cpu":
         (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu\n")
         monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
     else:
         bundle = tmp_path / "bundle"
         shutil.copytree(tiny_bundle, bundle)
         manifest = read_manifest(bundle)
-        file = manifest.trunk_file("cpu") if what == "trunk" else f"{manifest.trunk.file}.data"
+        file = manifest.trunk_file("cpu") if changed == "trunk" else f"{manifest.trunk.file}.data"
         with (bundle / file).open("ab") as opened:  # to the graph's metadata, or after the weights
-            opened.write(b"\x20\x01" if what == "trunk" else b"\0")
+            opened.write(b"\x20\x01" if changed == "trunk" else b"\0")
         document = json.loads((bundle / "pass_config.json").read_text())
         document["files"][file] = file_info(bundle / file).model_dump()
         (bundle / "pass_config.json").write_text(json.dumps(document))
@@ -166,7 +168,8 @@ def test_anything_that_matters_makes_another_entry(
     assert before in entries(cache) and len(entries(cache)) == 2
 
 
-def test_cores_of_several_kinds_count_once(tmp_path: Path, monkeypatch):
+def test_a_cpu_is_described_by_each_kind_of_its_cores_once(tmp_path: Path, monkeypatch):
+    """Nothing is packed for a CPU whose description is missing or lacks its features."""
     monkeypatch.setattr(packing, "CPU_INFO", tmp_path / "cpuinfo")
     assert packing.describe_cpu() is None and packing.weight_key("0", "1", EXACT) is None
     big, little = (f"CPU part\t: {part}\nFeatures\t: fp asimd\n\n" for part in ("0xd0b", "0xd05"))
@@ -191,47 +194,43 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("name", [NOTE_FILE, GRAPH_FILE, WEIGHTS_FILE])
 def test_a_damaged_entry_is_made_again(tiny_bundle: Path, cache: Path, caplog, name: str, how: str):
     expected = logits(verified(tiny_bundle))
-    logits(tiny_bundle)  # its hashes are remembered
+    logits(tiny_bundle)  # stores the hashes of the entry's files
     [entry] = cache.iterdir()
     damage(entry / name, how)
     caplog.clear()
-    assert same(expected, logits(tiny_bundle))
+    assert equal(expected, logits(tiny_bundle))
     assert logged(caplog)[-2:] == ["packed", "mapped"]
-    assert same(expected, logits(tiny_bundle)) and logged(caplog) == ["mapped"]
+    assert equal(expected, logits(tiny_bundle)) and logged(caplog) == ["mapped"]
 
 
 def test_wrong_weights_are_never_used_nor_packed_again(
-    tiny_bundle: Path,
-    cache: Path,
-    caplog,
-    monkeypatch,
+    tiny_bundle: Path, cache: Path, caplog, monkeypatch
 ):
-    """As if ONNX Runtime had written other weights than it uses."""
+    """As if ONNX Runtime wrote other packed weights than those it computes with."""
     expected = logits(verified(tiny_bundle), None)
+    align = packing.align
 
-    def wrong(*arguments):
-        files = align(*arguments)
-        weights = arguments[2].parent / WEIGHTS_FILE
-        content = np.fromfile(weights, np.float32)
-        (content * 2).tofile(weights)
+    def align_and_double(model, data, graph_file, *rest):
+        files = align(model, data, graph_file, *rest)
+        weights = graph_file.parent / WEIGHTS_FILE
+        (np.fromfile(weights, np.float32) * 2).tofile(weights)
         return files
 
-    align = packing.align
-    monkeypatch.setattr(packing, "align", wrong)
-    assert same(expected, logits(tiny_bundle))
+    monkeypatch.setattr(packing, "align", align_and_double)
+    assert equal(expected, logits(tiny_bundle))
     assert "computes other logits" in caplog.text
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
     [entry] = cache.iterdir()
     assert entries(entry) == [NOTE_FILE]
     monkeypatch.setattr(packing, "align", align)
     caplog.clear()
-    assert same(expected, logits(tiny_bundle))
+    assert equal(expected, logits(tiny_bundle))
     assert logged(caplog) == [
         "trunk.cpu.one.onnx: weights are not packed: the packed trunk computes other logits"
     ]
 
 
-PROGRAM = """
+OPEN_BUNDLE = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
@@ -242,7 +241,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 logits(Path(sys.argv[1]))
 """
-KILLED = """
+KILL_ITSELF = """
 import os, signal
 from pass_runtime.backends.ort import packing
 def stop(_path): os.kill(os.getpid(), signal.SIGKILL)
@@ -250,10 +249,13 @@ packing._sync = stop
 """
 
 
-def opening(bundle: Path, before: str = "") -> subprocess.Popen[str]:
-    """A process that opens the bundle when it reads a line."""
+"""Put before OPEN_BUNDLE, this kills the process before an entry is complete."""
+
+
+def start_process(bundle: Path, before: str = "") -> subprocess.Popen[str]:
+    """Start a process that runs the code `before`, and opens the bundle once it reads a line."""
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    command = [sys.executable, "-c", before + PROGRAM, str(bundle), *paths]
+    command = [sys.executable, "-c", before + OPEN_BUNDLE, str(bundle), *paths]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "ready\n"
     return process
@@ -262,7 +264,7 @@ def opening(bundle: Path, before: str = "") -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_of_several_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
     verified(tiny_bundle)
-    processes = [opening(tiny_bundle) for _ in range(3)]
+    processes = [start_process(tiny_bundle) for _ in range(3)]
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
@@ -273,11 +275,11 @@ def test_of_several_processes_at_once_one_packs(tiny_bundle: Path, cache: Path):
 
 
 def test_what_a_killed_process_left_is_not_used(tiny_bundle: Path, cache: Path, caplog):
-    process = opening(verified(tiny_bundle), KILLED)
+    process = start_process(verified(tiny_bundle), KILL_ITSELF)
     process.communicate("\n", timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert [name.rpartition(".")[2] for name in entries(cache)] == ["lock", "part"]
-    assert same(logits(tiny_bundle, None), logits(tiny_bundle))
+    assert equal(logits(tiny_bundle, None), logits(tiny_bundle))
     assert logged(caplog) == ["packed", "mapped"] and len(entries(cache)) == 1
 
 
@@ -293,10 +295,7 @@ def test_remains_of_killed_processes_are_removed(tiny_bundle: Path, cache: Path)
 
 
 def test_a_process_that_waited_too_long_uses_unpacked_weights(
-    tiny_bundle: Path,
-    cache: Path,
-    caplog,
-    monkeypatch,
+    tiny_bundle: Path, cache: Path, caplog, monkeypatch
 ):
     logits(verified(tiny_bundle))
     [entry] = cache.iterdir()
@@ -304,7 +303,7 @@ def test_a_process_that_waited_too_long_uses_unpacked_weights(
     caplog.clear()
     monkeypatch.setattr(packed_weights, "LOCK_SECONDS", 0.1)
     with packed_weights._lock(entry, 0):
-        assert same(logits(tiny_bundle, None), logits(tiny_bundle))
+        assert equal(logits(tiny_bundle, None), logits(tiny_bundle))
     assert logged(caplog) == [
         "trunk.cpu.one.onnx: weights are not packed: another process is packing them"
     ]
@@ -312,7 +311,7 @@ def test_a_process_that_waited_too_long_uses_unpacked_weights(
 
 def test_a_full_cache_loses_the_entry_that_was_unused_for_longest(tiny_bundle: Path, cache: Path):
     size = read_manifest(verified(tiny_bundle)).files["trunk.onnx.data"].bytes
-    bounded = WeightCache(min_bytes=0, max_bytes=5 * size)
+    bounded = WeightCache(min_bytes=0, max_bytes=5 * size)  # for the new entry and two old ones
     for number in range(3):
         old = cache / f"old{number}"
         old.mkdir(parents=True)
@@ -322,7 +321,7 @@ def test_a_full_cache_loses_the_entry_that_was_unused_for_longest(tiny_bundle: P
     assert [name for name in entries(cache) if name.startswith("old")] == ["old0", "old1"]
     [entry] = set(entries(cache)) - {"old0", "old1"}
     os.utime(cache / entry, (1, 1))
-    logits(tiny_bundle, bounded)  # which uses it again
+    logits(tiny_bundle, bounded)  # uses the entry, which renews its time
     assert (cache / entry).stat().st_mtime > 1e9
 
 
@@ -376,33 +375,37 @@ def test_only_verified_files_are_packed(tiny_bundle: Path, tmp_path: Path, cache
     weights.unlink()
     content.tofile(weights)
     caplog.clear()
-    assert same(logits(bundle, None), logits(bundle))
+    assert equal(logits(bundle, None), logits(bundle))
     assert "the hash of trunk.onnx.data is not known yet" in caplog.text
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-weight-cache"]])
-def test_the_option_of_commands(tiny_bundle: Path, caplog, flags: list[str]):
+def test_a_flag_of_commands_turns_the_cache_off(tiny_bundle: Path, caplog, flags: list[str]):
     command = ["generate", str(tiny_bundle), "-p", "a", "--device", "cpu", *flags]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 0, done.output
-    assert len(caplog.records) == 1 - len(flags)  # it says that these weights are too small
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    # With the cache, one line says that these weights are too small to be packed.
+    assert len(caplog.records) == (0 if flags else 1)
 
 
-def test_the_parameter_of_triton():
+def test_a_parameter_of_triton_turns_the_cache_off():
     assert read_settings({"bundle": "b"}).load.weight_cache
     assert not read_settings({"bundle": "b", "weight_cache": "false"}).load.weight_cache
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_option_of_a_session(tiny_bundle: Path, cache: Path, monkeypatch, wanted: bool):
+@pytest.mark.parametrize("weight_cache", [True, False])
+def test_an_option_of_load_turns_the_cache_off(
+    tiny_bundle: Path, cache: Path, monkeypatch, weight_cache: bool
+):
+    # By default, weights as small as these are not packed; here those of any size are.
     monkeypatch.setattr(WeightCache.__init__, "__defaults__", (None, 0, 16 << 30))
     verified(tiny_bundle)
-    with load(tiny_bundle, "cpu", weight_cache=wanted) as session:
+    with load(tiny_bundle, "cpu", weight_cache=weight_cache) as session:
         assert session.generate("a").result().token_ids
-    assert cache.exists() == wanted
+    assert cache.exists() == weight_cache
 
 
-ON_A_TERMINAL = """
+PACK_ON_A_TERMINAL = """
 import io, sys
 class Terminal(io.StringIO):
     def isatty(self):
@@ -419,6 +422,6 @@ print(sys.stderr.getvalue(), end="")
 
 
 def test_a_terminal_shows_once_why_the_first_opening_takes_longer():
-    command = [sys.executable, "-c", ON_A_TERMINAL]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == packed_weights.PACKING % "trunk.onnx" + "\n"
+    command = [sys.executable, "-c", PACK_ON_A_TERMINAL]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == packed_weights.PACKING % "trunk.onnx" + "\n"
