@@ -3,6 +3,7 @@ tokenizer of a tiny bundle, and functions that watch sessions."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 from scripted import Script, ScriptedBackend
 from tokenizers import Tokenizer
 
-from pass_runtime.backends.base import Backend
+from pass_runtime import GenerateOptions
+from pass_runtime.backends.base import Backend, PassKind
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
@@ -22,6 +24,11 @@ def words(position: int) -> int:
     """Return the token at a position of the usual text, which has no special tokens and no repeats
     nearby."""
     return 2 + (position * 37 + position // 7) % 317
+
+
+def recited(start: int, count: int) -> list[int]:
+    """Return the tokens of `words` from position `start` on."""
+    return [words(start + i) for i in range(count)]
 
 
 def wrong(position: int) -> int:
@@ -53,6 +60,28 @@ def reciting_session(
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     backend = ScriptedBackend(bundle, manifest, target, drafter or target, max_batch_size=slots)
     return Session(manifest, backend, tokenizer, max_queue=max_queue)
+
+
+class HeldSession:
+    """A context: a session of one slot and a queue of two, each pass of which waits for `go`.
+    begun: is set when the first pass begins."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.session = reciting_session(bundle, max_queue=2)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self._run, self.session.backend.run = self.session.backend.run, self._wait  # type: ignore[method-assign]
+
+    def _wait(self, kind: PassKind) -> list[list[int]]:
+        self.begun.set()
+        assert self.go.wait(20)
+        return self._run(kind)
+
+    def __enter__(self) -> HeldSession:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.go.set()
+        self.session.close()
 
 
 def runner_of(session: Session) -> Runner:
@@ -98,3 +127,8 @@ def plans_run(session: Session) -> list[str]:
 
     session.backend.run = record_and_run  # type: ignore[method-assign]
     return names
+
+
+def tokens_of(session: Session, prompt: Sequence[int], options: GenerateOptions) -> list[int]:
+    """Run a request and return the tokens of all its pieces."""
+    return [token for piece in session.generate_ids(prompt, options) for token in piece]
