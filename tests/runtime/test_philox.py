@@ -1,4 +1,4 @@
-"""The random numbers: Philox's published answers, offsets by seed and position, the tables."""
+"""The random numbers of sampling: Philox, the offsets of a seed's positions, and the tables."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ KNOWN_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_philox_gives_its_published_answers(counter, key, answer):
-    words = noise.philox4x32(np.array(counter, np.uint32), np.array(key, np.uint32))
+def test_philox_gives_its_published_answers():
+    """One at a time, and all at once."""
+    columns = zip(*KNOWN_ANSWERS, strict=True)
+    counters, keys, answers = (np.array(column, np.uint32) for column in columns)
+    words = noise.philox4x32(counters, keys)
     assert words.dtype == np.uint32
-    assert words.tolist() == list(answer)
-
-
-def test_known_answers_of_several_counters_at_once():
-    counters, keys, answers = zip(*KNOWN_ANSWERS, strict=True)
-    words = noise.philox4x32(np.array(counters, np.uint32), np.array(keys, np.uint32))
-    assert words.tolist() == [list(answer) for answer in answers]
+    assert words.tolist() == answers.tolist()
+    for counter, key, answer in zip(counters, keys, answers, strict=True):
+        assert noise.philox4x32(counter, key).tolist() == answer.tolist()
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -57,7 +55,7 @@ def test_offsets_are_in_range_and_belong_to_the_position_alone(seed, start):
     assert offsets.dtype == np.int64
     assert offsets.min() >= 0
     assert offsets.max() < 2**15
-    # Asking for other positions beside it, in another order, changes nothing.
+    # The same position has the same offsets among other positions and in another order.
     assert np.array_equal(noise.noise_offsets(seed, positions[::-3]), offsets[::-3])
 
 
@@ -72,13 +70,18 @@ def test_offsets_use_their_whole_range_evenly():
 def test_no_two_blocks_or_tokens_read_the_same_entry(vocab_size):
     for table in noise.noise_tables(vocab_size):
         assert table.dtype == np.int32
-        # A position reads a row of 16 entries for the tokens of a block, and then one entry for
-        # each block. With the largest offset, the last block reads the last row.
-        last = (2**15 - 1) * 16 + 16 - (-vocab_size // 8) - 1
-        assert last // 16 == len(table) - 1
-    (blocks, count), (tokens, size) = noise.entries_per_position(vocab_size)
-    assert size == 8 and count * 8 >= vocab_size > (count - 1) * 8
-    entries = [*range(blocks, blocks + count), *range(tokens, tokens + size)]
+        # From its offset on, a position reads a row of 16 entries for the tokens of a block, and
+        # then one entry for each block. With the largest offset, the last of them is in the last
+        # row of the table.
+        block_count = -(-vocab_size // 8)
+        last_entry = (2**15 - 1) * 16 + 16 + block_count - 1
+        assert last_entry // 16 == len(table) - 1
+    (first_block, block_count), (first_token, block_size) = noise.entries_per_position(vocab_size)
+    assert block_size == 8 and block_count == -(-vocab_size // 8)
+    entries = [
+        *range(first_block, first_block + block_count),
+        *range(first_token, first_token + block_size),
+    ]
     assert len(set(entries)) == len(entries)
     assert max(entries) < 16 * noise.rows_per_position(vocab_size)
 

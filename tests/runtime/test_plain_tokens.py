@@ -1,4 +1,5 @@
-"""Constraints with any kind of tokenizer: the bytes of tokens; text that spells an added token."""
+"""Constraints with every kind of tokenizer: the bytes of tokens, and text that spells an added
+token, which must be written with ordinary tokens."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_(
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
 END = 2
 MARKS = ("</s>", "<|im_end|>", "<think>", "<s>")
+"""The added tokens that constraints of the tests spell."""
 
 
 def byte_level() -> Tokenizer:
@@ -70,7 +72,7 @@ def word_piece() -> Tokenizer:
 KINDS = (byte_level, byte_fallback, metaspace, unigram, word_piece)
 
 
-def with_marks(make) -> Tokenizer:
+def with_added_tokens(make) -> Tokenizer:
     tokenizer = make()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
@@ -78,21 +80,23 @@ def with_marks(make) -> Tokenizer:
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
-def made(request):
-    tokenizer = with_marks(request.param)
+def tokenizer_and_grammars(request):
+    tokenizer = with_added_tokens(request.param)
+    # Models may have more ids than their tokenizers, here 5.
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size() + 5, [END])
     yield tokenizer, grammars
     grammars.close()
 
 
-def written(made, constraint: Constraint, seed: int, limit: int = 400) -> tuple[list[int], str]:
-    """Return what a random model writes: the tokens, and their text."""
-    tokenizer, grammars = made
-    state, random_of = grammars.start(constraint), random.Random(seed)
+def write_at_random(tokenizer_and_grammars, constraint: Constraint) -> tuple[list[int], str]:
+    """Return the tokens that a model writes which chooses among the allowed ones at random, and
+    their text."""
+    tokenizer, grammars = tokenizer_and_grammars
+    state, chance = grammars.start(constraint), random.Random(1)
     size = tokenizer.get_vocab_size() + 5
     tokens: list[int] = []
     table = PlainTokenizer(tokenizer, size, [END]).tokens
-    while len(tokens) < limit:
+    while len(tokens) < 400:
         forced = state.forced()
         allowed = np.zeros((1, -(-size // 32)), np.uint32)
         state.fill(allowed, ())
@@ -100,7 +104,7 @@ def written(made, constraint: Constraint, seed: int, limit: int = 400) -> tuple[
         choices = np.flatnonzero(bits[:size]).tolist()
         # A forced token is the only one that is allowed.
         assert not forced or choices == [forced[0]]
-        token = random_of.choice(choices)
+        token = chance.choice(choices)
         if token == END:
             break
         tokens.append(token)
@@ -117,7 +121,7 @@ def schema(key: str, value: object) -> dict:
     }
 
 
-SPELLING = {
+SPELLINGS = {
     "const": lambda mark: ({"json_schema": {"const": mark}}, f'"{mark}"'),
     "one-enum": lambda mark: ({"json_schema": {"enum": [f"a{mark}b"]}}, f'"a{mark}b"'),
     "key": lambda mark: ({"json_schema": schema(mark, 1)}, f'{{"{mark}": 1}}'),
@@ -128,21 +132,24 @@ SPELLING = {
 }
 
 
+"""By kind: makes of a mark the fields of a constraint, and the only text that it allows."""
+
+
 @pytest.mark.parametrize("mark", MARKS)
-@pytest.mark.parametrize("make", SPELLING.values(), ids=SPELLING)
-def test_text_that_spells_an_added_token_is_text(made, mark, make):
-    fields, text = make(mark)
-    tokens, found = written(made, Constraint(**fields), 1)
-    assert found == text
-    assert not set(tokens) & made[0].get_added_tokens_decoder().keys()
+@pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
+def test_text_that_spells_an_added_token_is_text(tokenizer_and_grammars, mark, spell):
+    fields, expected = spell(mark)
+    tokens, text = write_at_random(tokenizer_and_grammars, Constraint(**fields))
+    assert text == expected
+    assert not set(tokens) & tokenizer_and_grammars[0].get_added_tokens_decoder().keys()
 
 
 @pytest.mark.parametrize("mark", MARKS[1:])
-def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
-    """As the grammars of tools do."""
-    tokenizer, _ = made
+def test_an_added_token_that_a_grammar_names_is_written_as_that_token(tokenizer_and_grammars, mark):
+    """The grammars of tool calls name such tokens."""
+    tokenizer, _ = tokenizer_and_grammars
     constraint = Constraint(grammar=f'start: "a" {marker_terminals(tokenizer)(mark)} "b"')
-    tokens, _ = written(made, constraint, 1)
+    tokens, _ = write_at_random(tokenizer_and_grammars, constraint)
     assert tokenizer.token_to_id(mark) in tokens
     assert len(tokens) == 3
 
@@ -153,9 +160,9 @@ def test_a_mark_that_a_grammar_names_is_the_token(made, mark):
 @example("  a  b")
 @example("é\U0001f600")
 @given(st.text(st.sampled_from([*LETTERS, " ", "é", "\U0001f600"]), max_size=20))
-def test_tokens_of_text_are_its_bytes(make, text):
-    """All of the text, or what precedes the first byte without a token."""
-    tokenizer = with_marks(make)
+def test_the_tokens_of_a_text_have_its_bytes(make, text):
+    """A text is tokenized up to the first byte without a token."""
+    tokenizer = with_added_tokens(make)
     plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
     ids = plain(text)
     assert text.encode().startswith(b"".join(plain.tokens[token] for token in ids))
@@ -168,20 +175,24 @@ def test_tokens_of_text_are_its_bytes(make, text):
         assert text.startswith(decoded)
 
 
-def test_a_character_without_a_token_is_refused_once(made):
-    tokenizer, grammars = made
+def test_a_character_that_no_tokens_spell_is_refused(tokenizer_and_grammars):
+    tokenizer, grammars = tokenizer_and_grammars
     constraint = Constraint(regex="é")
-    if tokenizer.decoder.__class__ is decoders.ByteLevel or "<0x41>" in tokenizer.get_vocab():
-        assert written(made, constraint, 1)[1] == "é"
+    has_bytes = (
+        isinstance(tokenizer.decoder, decoders.ByteLevel) or "<0x41>" in tokenizer.get_vocab()
+    )
+    if has_bytes:
+        assert write_at_random(tokenizer_and_grammars, constraint)[1] == "é"
         return
     message = r"^the regex is not valid: the model has no token that could follow$"
-    for _ in range(2):
+    for _ in range(2):  # the second time, the error comes from the cache
         with pytest.raises(PassError, match=message):
             grammars.start(constraint)
 
 
-def test_tokens_that_all_begin_with_a_space_are_refused_by_name():
-    tokenizer = with_marks(metaspace)
+def test_a_choice_that_no_tokens_spell_is_refused_by_name():
+    """Without a decoder, the tokens of words begin with the mark of a space."""
+    tokenizer = with_added_tokens(metaspace)
     tokenizer.decoder = None
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [END])
     message = "the choice is not valid: the model has no token that could follow"
@@ -190,8 +201,8 @@ def test_tokens_that_all_begin_with_a_space_are_refused_by_name():
     grammars.close()
 
 
-def test_added_tokens_of_white_space_and_of_unknown_text_stay_text():
-    tokenizer = with_marks(metaspace)
+def test_added_tokens_of_white_space_or_of_text_without_other_tokens_are_text():
+    tokenizer = with_added_tokens(metaspace)
     tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("é", normalized=False)])
     plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
     spaces, letter = tokenizer.token_to_id("  "), tokenizer.token_to_id("é")

@@ -1,8 +1,9 @@
-"""Plans: the mask and the positions, compared with a second definition."""
+"""Plans and cycles. Mask and positions are compared with a second definition of them."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ def any_plan(draw) -> Plan:
 
 
 def ancestors(plan: Plan, row: int) -> set[int]:
+    """Return the row and all rows above it in the window's tree."""
     seen = set()
     while row >= 0:
         seen.add(row)
@@ -62,8 +64,8 @@ def test_a_row_sees_itself_and_its_ancestors_only(plan):
 
 @QUICK
 @given(plan=any_plan())
-def test_position_is_the_number_of_rows_seen_before(plan):
-    """Its depth below the root is how many window rows it attends to besides itself."""
+def test_a_rows_position_is_how_many_other_rows_it_sees(plan):
+    """This number is also the row's depth below the root."""
     assert plan.row_position.dtype == np.int64
     assert plan.row_position.tolist() == [row.depth for row in plan.rows]
     assert plan.row_position.tolist() == (plan.window_mask.sum(1) - 1).tolist()
@@ -93,22 +95,20 @@ def test_drafts_are_a_causal_chain(plan):
 
 @QUICK
 @given(plan=any_plan())
-def test_group_a_sees_the_root_the_first_a_drafts_and_itself(plan):
-    for a, rows in enumerate(group_rows(plan)):
+def test_a_group_sees_the_root_the_drafts_before_it_and_itself(plan):
+    for drafts, rows in enumerate(group_rows(plan)):
         for i, row in enumerate(rows):
-            assert set(np.flatnonzero(plan.window_mask[row])) == {*range(a + 1), *rows[: i + 1]}
-            assert plan.row_position[row] == a + 1 + i
+            seen = set(np.flatnonzero(plan.window_mask[row]))
+            assert seen == {*range(1 + drafts), *rows[: i + 1]}
+            assert plan.row_position[row] == drafts + 1 + i
 
 
 @QUICK
 @given(plan=any_plan(), vocab=st.integers(1, 300_000))
-def test_lookahead_ids_begin_behind_the_vocabulary_in_every_group(plan, vocab):
+def test_lookahead_ids_of_every_group_count_from_the_end_of_the_vocabulary(plan, vocab):
     ids = plan.lookahead_ids(vocab)
     assert ids.dtype == np.int64
-    rows = [row for rows in group_rows(plan) for row in rows]
-    assert len(ids) == len(rows)
-    starts = [start for rows in group_rows(plan) for start in [rows.start] * len(rows)]
-    assert ids.tolist() == [vocab + row - start for row, start in zip(rows, starts, strict=True)]
+    assert ids.tolist() == [vocab + i for rows in group_rows(plan) for i in range(len(rows))]
 
 
 @QUICK
@@ -131,8 +131,8 @@ def group_sizes(draw) -> list[int]:
 
 @QUICK
 @given(length=LENGTHS)
-def test_a_bundles_plans_are_closed(length):
-    """Whatever plan runs, the next is there too, and finds as many drafts as it verifies."""
+def test_a_bundle_has_the_next_plan_and_the_tail_of_each_of_its_plans(length):
+    """The next plan verifies as many drafts as the plan can leave."""
     plans = {plan.name: plan for plan in bundle_plans(length)}
     assert set(plans) == {"ar"} | {
         f"{kind}-{i}" for kind in ("draft", "verify", "fused") for i in range(1, length + 1)
@@ -166,8 +166,7 @@ def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
     assert plan.tail == f"fused-{plan.drafts}"
     groups = group_rows(plan)
     for accepted in range(plan.drafts + 1):
-        left = plan.next_draft_depth(accepted)
-        padding = [0] * (plan.drafts - left)
+        padding = [0] * (plan.drafts - plan.next_draft_depth(accepted))
         assert plan.draft_rows[accepted].tolist() == [*groups[accepted], *padding]
     full = make_cycle("fused", plan.drafts).plans[0]
     assert (plan.name == full.name) == (plan == full)
@@ -176,7 +175,7 @@ def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
 
 @QUICK
 @given(sizes=group_sizes())
-def test_a_cycle_grows_narrower_until_it_is_plain(sizes):
+def test_narrower_cycles_reach_less_far_until_they_are_plain(sizes):
     cycle = make_cycle("fused:" + ",".join(map(str, sizes)), 1)
     reach = [cycle.reach(cycle.plans[0])]
     while cycle.depth:
@@ -184,7 +183,7 @@ def test_a_cycle_grows_narrower_until_it_is_plain(sizes):
         cycle = cycle.narrower()
         reach.append(cycle.reach(cycle.plans[0]))
     assert cycle.plans == (ar_plan(),)
-    assert reach == sorted(reach, reverse=True) and len(set(reach)) == len(reach)
+    assert reach == sorted(set(reach), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -205,15 +204,17 @@ def test_no_lookahead_is_plain_decoding():
         assert (make_cycle(mode, 0).name, make_cycle(mode, 0).plans) == ("ar", (ar_plan(),))
 
 
-@pytest.mark.parametrize("length", [-1, 0, 17, 1000])
 @pytest.mark.parametrize(
-    "make", [draft_plan, verify_plan, partial(make_cycle, "two-pass"), partial(make_cycle, "fused")]
+    ("make", "length"),
+    [
+        *product((draft_plan, verify_plan), (-1, 0, 17, 1000)),
+        # The cycle of look-ahead 0 is plain decoding (see above).
+        *product((partial(make_cycle, "two-pass"), partial(make_cycle, "fused")), (-1, 17, 1000)),
+    ],
 )
 def test_lookahead_out_of_range_is_refused(make, length):
-    """But for 0 in a cycle, which is plain decoding (see above)."""
-    if length or make in (draft_plan, verify_plan):
-        with pytest.raises(PassError, match=f"1 to 16, not {length}$"):
-            make(length)
+    with pytest.raises(PassError, match=f"1 to 16, not {length}$"):
+        make(length)
 
 
 @pytest.mark.parametrize("mode", ["", "AR", "two_pass", "nothing"])

@@ -1,4 +1,4 @@
-"""A prompt is read in few windows, none of which is mostly padding."""
+"""The windows in which a prompt is read on a CPU: they are few, and none is mostly padding."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def session(tiny_bundle):
 
 
 def chunks(session: Session, tokens: int, limit: int | None = None) -> list[tuple[int, int]]:
-    """(tokens, width) of the windows in which `tokens` tokens of a prompt are read."""
-    found: list[tuple[int, int]] = []
-    while (start := sum(count for count, _ in found)) < tokens:
-        found.append(runner_of(session)._chunk(start, tokens, limit))
-    return found
+    """Return (tokens, width) of the windows in which `tokens` tokens of a prompt are read."""
+    windows: list[tuple[int, int]] = []
+    while (start := sum(count for count, _ in windows)) < tokens:
+        windows.append(runner_of(session)._chunk(start, tokens, limit))
+    return windows
 
 
 @pytest.mark.parametrize(
@@ -49,19 +49,21 @@ def test_the_widths_in_which_a_prompt_is_read(session: Session, tokens: int, wid
 
 @settings(deadline=None)
 @given(st.integers(1, 400), st.sampled_from([None, 64]))
-def test_every_token_is_read_and_no_window_is_wider_than_allowed(
+def test_only_the_last_window_is_padded_and_none_is_wider_than_the_limit(
     session: Session, tokens: int, limit: int | None
 ):
-    found = chunks(session, tokens, limit)
-    assert sum(count for count, _ in found) == tokens
-    assert all(count == width for count, width in found[:-1])
-    assert all(count <= width <= (limit or 256) for count, width in found)
+    windows = chunks(session, tokens, limit)
+    assert sum(count for count, _ in windows) == tokens
+    assert all(count == width for count, width in windows[:-1])
+    assert all(count <= width <= (limit or 256) for count, width in windows)
 
 
 @pytest.mark.parametrize("tokens", [2, 10, 16, 50])
-def test_single_tokens_give_the_same_text(tiny_bundle, session, tokens: int, monkeypatch):
+def test_a_prompt_read_token_by_token_gives_the_same_text(
+    tiny_bundle, session, tokens: int, monkeypatch
+):
     prompt, options = list(range(30, 31 + tokens)), GenerateOptions(8, plan="ar", ignore_eos=True)
-    found = session.generate(prompt, options).result().token_ids
+    written = session.generate(prompt, options).result().token_ids
     monkeypatch.setattr(Runner, "_chunk", lambda *_: (1, 1))
     with load(tiny_bundle, "cpu", threads=1) as one_by_one:
-        assert one_by_one.generate(prompt, options).result().token_ids == found
+        assert one_by_one.generate(prompt, options).result().token_ids == written

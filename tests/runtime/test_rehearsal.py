@@ -12,11 +12,14 @@ from pass_runtime.backends.trt.backend import RUNTIME_CACHE_FILE
 
 SLOTS = 2
 GREEDY = SamplingParams()
-ASKED = [
+REQUESTS = [
     ([2 + i, *PROMPT[i:]], GenerateOptions(12, GREEDY, plan=plan, ignore_eos=True))
     for i, plan in enumerate(("ar", "fused", "two-pass", "ar"))
 ]
-LONG = ([7 + i % 90 for i in range(560)], ASKED[1][1])
+LONG_REQUEST = (
+    [7 + i % 90 for i in range(560)],
+    GenerateOptions(12, GREEDY, plan="fused", ignore_eos=True),
+)
 
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt-rtx"])
@@ -36,12 +39,12 @@ def test_after_a_warm_up_no_request_waits_for_a_capture(engine_bundle: Path, mon
         # It is written at once, so that a killed process keeps it too.
         assert compiled.exists() == gpu.library.compiles_kernels
         session.warm_up(GREEDY)
-        for asked in (ASKED[:1], ASKED, [LONG]):
-            for one, stream in zip(asked, submit_together(session, asked), strict=True):
-                assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
+        for requests in (REQUESTS[:1], REQUESTS, [LONG_REQUEST]):
+            for request, stream in zip(requests, submit_together(session, requests), strict=True):
+                assert_cpu_writes(gpu.bundle, request, stream.result().token_ids)
         assert (gpu.cuda.captures, gpu.trt.contexts) == (captures, contexts)
-        begun = submit_together(session, ASKED)
+        streams = submit_together(session, REQUESTS)
         session.warm_up(GREEDY)  # while requests decode, whose text stays the same
-        for one, stream in zip(ASKED, begun, strict=True):
-            assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
+        for request, stream in zip(REQUESTS, streams, strict=True):
+            assert_cpu_writes(gpu.bundle, request, stream.result().token_ids)
     gpu.assert_all_freed()

@@ -15,11 +15,10 @@ from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan, verify_plan
 VOCAB, REQUESTS = 12, 200_000
 SIGNIFICANCE = 1e-4
 RNG = np.random.default_rng(5)
-TARGET = RNG.normal(0, 1.2, (3, VOCAB)).astype(np.float32)  # of the root and behind either draft
-# agrees with TARGET only roughly
+TARGET = RNG.normal(0, 1.2, (3, VOCAB)).astype(np.float32)
+"""[3,V] logits of the model: of the root, after the first draft, and after the second."""
 DRAFT = (TARGET[1:] + RNG.normal(0, 1.0, (2, VOCAB))).astype(np.float32)
-
-
+"""[2,V] logits that the two drafts are drawn from: they agree with TARGET[1:] only roughly."""
 CASES = {"plain": (0, 1.0, 0.0), "top-k and top-p": (5, 0.9, 0.0), "min-p": (0, 1.0, 0.15)}
 """top-k, top-p and min-p of a request."""
 
@@ -32,7 +31,7 @@ def run(plan: Plan, case: str, feed: dict) -> dict[str, np.ndarray]:
 def probabilities(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> np.ndarray:
-    """[V], by definition: temperature, then top-k, then top-p, then min-p."""
+    """Return [V], by definition: temperature first, then top-k, then top-p, then min-p."""
     p = np.exp(logits.astype(np.float64) / temperature)
     order = np.argsort(-p)
     kept = order[: top_k or VOCAB]
@@ -45,7 +44,10 @@ def probabilities(
 
 
 def request(case: str, shared_stream: bool = False) -> dict:
-    """REQUESTS with their own noise; shared_stream: drafts use the noise of the model's tokens."""
+    """Return the inputs of a batch of REQUESTS requests, each with its own noise.
+
+    shared_stream: a wrong case, in which drafts use the noise of the model's tokens.
+    """
     top_k, top_p, min_p = CASES[case]
     positions = np.arange(REQUESTS * 9, dtype=np.int64)
     streams = {name: noise_offsets(1, positions, name).reshape(REQUESTS, 9, 2) for name in STREAMS}
@@ -68,7 +70,7 @@ def rows(*logits: np.ndarray) -> np.ndarray:
 def two_pass(
     case: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False
 ) -> tuple[dict, dict]:
-    """A draft pass and the verify pass behind it: their outputs."""
+    """Return the outputs of a draft pass and of the verify pass that follows it."""
     feed = request(case, shared_stream)
     first = run(draft_plan(2), case, feed | {"logits": rows(TARGET[0], *draft)})
     feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2]), "input_ids": first["next_ids"]}
@@ -77,7 +79,7 @@ def two_pass(
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
-    """Chi-square of token counts; tokens of probability 0 must not occur."""
+    """Return that of a chi-square test of token counts. No token of probability 0 may occur."""
     counts = np.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
     kept = expected > 0
@@ -95,10 +97,11 @@ def test_tokens_are_distributed_as_direct_samples(case):
     assert p_value(first["emitted"][:, 0], expected(TARGET[0], case)) > SIGNIFICANCE
     assert p_value(first["next_ids"][:, 1], expected(DRAFT[0], case)) > SIGNIFICANCE
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], case)) > SIGNIFICANCE
-    for accepted in (1, 2):  # the tokens behind one and two accepted drafts
-        there = second["count"] > accepted
-        assert there.sum() > 2000
-        assert p_value(second["emitted"][there, accepted], expected(TARGET[2], case)) > SIGNIFICANCE
+    for accepted in (1, 2):
+        # the token after so many accepted drafts, in the requests that accept as many
+        tokens = second["emitted"][second["count"] > accepted, accepted]
+        assert len(tokens) > 2000
+        assert p_value(tokens, expected(TARGET[2], case)) > SIGNIFICANCE
 
 
 @pytest.mark.slow
@@ -107,10 +110,10 @@ def test_drafts_are_accepted_as_often_as_can_be(case):
     """With probability sum_i min(p_i, q_i), which no rule exceeds."""
     _, second = two_pass(case)
     p, q = expected(TARGET[1], case), expected(DRAFT[0], case)
-    best = float(np.minimum(p, q).sum())
-    assert 0.2 < best < 0.9
-    deviation = np.sqrt(best * (1 - best) / REQUESTS)
-    assert (second["count"] > 1).mean() == pytest.approx(best, abs=4 * deviation)
+    max_rate = float(np.minimum(p, q).sum())
+    assert 0.2 < max_rate < 0.9
+    deviation = np.sqrt(max_rate * (1 - max_rate) / REQUESTS)
+    assert (second["count"] > 1).mean() == pytest.approx(max_rate, abs=4 * deviation)
 
 
 @pytest.mark.slow
@@ -122,7 +125,7 @@ def test_every_draft_of_the_models_own_distribution_is_accepted():
 
 @pytest.mark.slow
 def test_resampling_from_p_is_caught(monkeypatch):
-    """The wrong rule: after a rejected draft, sample from p, not the positive part of p - q."""
+    """A wrong rule: after a rejected draft, it samples from p, not the positive part of p - q."""
     monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
     _, second = two_pass("plain")
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
@@ -136,7 +139,7 @@ def test_a_stream_shared_by_drafting_and_resampling_is_caught():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [(2, 2, 2), (2, 1, 0)])
-def test_a_fused_pass_verifies_the_drafts_of_the_one_before(groups):
+def test_a_fused_pass_verifies_the_drafts_of_the_pass_before(groups):
     plan = fused_plan(groups)
     constants = {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
     feed = request("plain") | constants
@@ -154,9 +157,10 @@ def test_a_fused_pass_verifies_the_drafts_of_the_one_before(groups):
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
     accepted = second["count"] > 1
     assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "plain")) > SIGNIFICANCE
-    left = np.array(groups)[second["count"] - 1]
-    assert ((second["next_ids"][:, 1:3] < VOCAB).sum(1) == left).all()
-    assert np.allclose(second["next_draft_probs"].sum(-1), np.arange(2) < left[:, None], atol=1e-5)
+    draft_counts = np.array(groups)[second["count"] - 1]
+    assert ((second["next_ids"][:, 1:3] < VOCAB).sum(1) == draft_counts).all()
+    has_draft = np.arange(2) < draft_counts[:, None]
+    assert np.allclose(second["next_draft_probs"].sum(-1), has_draft, atol=1e-5)
 
 
 @pytest.mark.parametrize(

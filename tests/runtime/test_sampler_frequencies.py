@@ -18,14 +18,15 @@ from pass_runtime.bundle.sampling import SamplingParams
 
 POSITIONS = 400_000
 CHUNK = 20_000
-PASS, CAUGHT = 1e-3, 1e-6
-"""A sound sampler's p-value is above PASS, a biased one's below CAUGHT; none is between."""
+SOUND, BIASED = 1e-3, 1e-6
+"""The p-value of a sound sampler is above SOUND, and that of a biased one below BIASED."""
 
 Draw = Callable[[np.ndarray, np.ndarray, SamplingParams], np.ndarray]
+"""Makes of [N,V] logits and [N] positions the [N] tokens that are sampled there."""
 
 
 def spread_logits(vocab: int = 24) -> np.ndarray:
-    """[V] float32: probabilities from 0.3 down to about 1e-3 in an order that is not the ids'."""
+    """Return [V] float32 of probabilities from 0.3 down to about 1e-3, in a shuffled order."""
     tail = np.geomspace(0.2, 1e-3, vocab - 1)
     probability = np.concatenate([[0.3], tail * 0.7 / tail.sum()])
     order = np.random.default_rng(5).permutation(vocab)
@@ -34,7 +35,7 @@ def spread_logits(vocab: int = 24) -> np.ndarray:
 
 
 def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Temperature, top-k, top-p, min-p one after the other, in float64."""
+    """Return [V] float64: temperature, top-k, top-p and min-p, one after the other."""
     p = np.exp(logits.astype(np.float64) / params.temperature)
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
@@ -56,22 +57,22 @@ def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarra
 def draw_tokens(
     draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS
 ) -> np.ndarray:
-    """[positions] tokens for one row of logits at positions 0, 1, ..."""
-    chunks = []
+    """Return [positions] tokens for one row of logits [V] at positions 0, 1, ..."""
+    tokens = []
     for start in range(0, positions, CHUNK):
-        at = np.arange(start, min(start + CHUNK, positions), dtype=np.int64)
-        chunks.append(draw(np.broadcast_to(logits, (len(at), len(logits))), at, params))
-    return np.concatenate(chunks)
+        chunk = np.arange(start, min(start + CHUNK, positions), dtype=np.int64)
+        tokens.append(draw(np.broadcast_to(logits, (len(chunk), len(logits))), chunk, params))
+    return np.concatenate(tokens)
 
 
 def frequency_pvalue(
     draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS
 ) -> float:
-    """Tokens counted against their exact probabilities; tokens expected fewer than 10 times are one
-    group.
+    """Compare how often tokens are drawn with their exact probabilities. Tokens that are expected
+    fewer than 10 times are one group.
 
-    Chi-square sees a bias that is spread over tokens, the largest single deviation one that is not;
-    each gets half.
+    There are two tests: chi-square sees a bias that is spread over many tokens, and the largest
+    deviation of a single token sees a bias of few. The result is twice the lower p-value.
     """
     probability = exact_probabilities(logits, params)
     counts = np.bincount(draw_tokens(draw, logits, params, positions), minlength=len(logits))
@@ -85,17 +86,17 @@ def frequency_pvalue(
     if len(expected) == 1:
         return 1.0
     deviation = np.abs(counts - expected) / np.sqrt(expected * (1 - expected / positions))
-    single = 2 * norm.sf(deviation.max()) * len(counts)
+    single = 2 * norm.sf(deviation.max()) * len(counts)  # of the largest of so many deviations
     return float(min(1.0, 2 * min(single, chisquare(counts, expected).pvalue)))
 
 
 def dependence_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, lag: int) -> float:
-    """The contingency table of (token at n, token at n + lag)."""
+    """Return the p-value of the contingency table of (token at n, token at n + lag)."""
     tokens = draw_tokens(draw, logits, params)
     vocab = len(logits)
     pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab)
     pairs = pairs.reshape(vocab, vocab)
-    common = exact_probabilities(logits, params) > 0.02  # cells of some hundred counts and more
+    common = exact_probabilities(logits, params) > 0.02  # so that all cells have > 100 counts
     return float(chi2_contingency(pairs[common][:, common]).pvalue)
 
 
@@ -115,7 +116,7 @@ CASES = {
 
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES.keys())
 def test_tokens_are_as_frequent_as_their_probabilities_say(params):
-    assert frequency_pvalue(sample, spread_logits(), params) > PASS
+    assert frequency_pvalue(sample, spread_logits(), params) > SOUND
 
 
 @pytest.mark.slow
@@ -131,9 +132,9 @@ def test_tokens_are_as_frequent_as_their_probabilities_say(params):
     ids=["plain", "top-p", "top-k", "min-p"],
 )
 def test_frequencies_with_a_large_vocabulary(params, positions):
-    """More tokens than MAX_CANDIDATES, no multiple of a table block; rare tokens are one group."""
+    """It has more tokens than MAX_CANDIDATES, and its last block is not full."""
     logits = np.random.default_rng(11).normal(0, 2.5, 1501).astype(np.float32)
-    assert frequency_pvalue(sample, logits, params, positions) > PASS
+    assert frequency_pvalue(sample, logits, params, positions) > SOUND
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -141,7 +142,7 @@ def test_frequencies_with_a_large_vocabulary(params, positions):
     "params", [CASES["plain"], CASES["top-k and top-p"]], ids=["plain", "truncated"]
 )
 def test_positions_are_independent(params, lag):
-    assert dependence_pvalue(sample, spread_logits(), params, lag) > PASS
+    assert dependence_pvalue(sample, spread_logits(), params, lag) > SOUND
 
 
 @pytest.mark.slow
@@ -149,20 +150,22 @@ def test_seeds_are_independent():
     """Two requests at the same positions draw unrelated tokens."""
     logits = spread_logits()
     requests = [SamplingParams(temperature=1.0, seed=seed) for seed in (1, 2)]
-    a, b = (draw_tokens(sample, logits, params) for params in requests)
+    first, second = (draw_tokens(sample, logits, params) for params in requests)
     common = exact_probabilities(logits, CASES["plain"]) > 0.02
-    pairs = np.bincount(a * 24 + b, minlength=24 * 24).reshape(24, 24)[common][:, common]
-    assert chi2_contingency(pairs).pvalue > PASS
+    vocab = len(logits)
+    pairs = np.bincount(first * vocab + second, minlength=vocab**2).reshape(vocab, vocab)
+    assert chi2_contingency(pairs[common][:, common]).pvalue > SOUND
 
 
-# Planted faults, each caught by the functions above.
+# Samplers with planted faults, which the functions above must detect.
 
 
 def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The likeliest token gets 2 % more than its due."""
     logits = logits.copy()
-    more = params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7))
-    logits[:, logits[0].argmax()] += np.float32(more)
+    # Its probability, 0.3, grows by the factor 1.02; those of the others, 0.7, lose as much.
+    boost = params.temperature * np.log(1.02 / (1 - 0.02 * 0.3 / 0.7))
+    logits[:, logits[0].argmax()] += np.float32(boost)
     return sample(logits, positions, params)
 
 
@@ -203,7 +206,7 @@ def sampled_with(logits, _positions, params: SamplingParams, drawn: np.ndarray) 
 
 
 def test_sampled_with_unchanged_noise_is_the_sampler():
-    """So that the planted faults differ from the sampler in what they change alone."""
+    """So the faults that use it differ from the sampler in their noise alone."""
     request = np.broadcast_to(spread_logits(), (1000, 24)), np.arange(1000), CASES["plain"]
     assert sampled_with(*request, log_noise(*request)).tolist() == sample(*request).tolist()
 
@@ -212,30 +215,32 @@ def test_sampled_with_unchanged_noise_is_the_sampler():
     "fault", [tilted, colder, uniform_noise, shared_by_tokens, shared_by_levels]
 )
 def test_biased_samplers_are_caught(fault):
-    assert frequency_pvalue(fault, spread_logits(), CASES["plain"]) < CAUGHT
+    assert frequency_pvalue(fault, spread_logits(), CASES["plain"]) < BIASED
 
 
 @pytest.mark.parametrize(
     ("lag", "repeat"),
     [
-        (1, lambda at: at - at % 2),  # 0 0 2 2 4 4: every second position repeats the one before
-        (2, lambda at: at - 2 * (at // 2 % 2)),  # 0 1 0 1 4 5 4 5
-        (1, lambda at: at - (at % 50 == 1)),  # every 50th position repeats the one before
+        (1, lambda n: n - n % 2),  # 0 0 2 2 4 4
+        (2, lambda n: n - 2 * (n // 2 % 2)),  # 0 1 0 1 4 5 4 5
+        (1, lambda n: n - (n % 50 == 1)),  # every 50th position repeats the position before
     ],
     ids=["neighbour", "one apart", "rarely"],
 )
 def test_repeated_noise_is_caught(lag, repeat):
+    """repeat: the position whose noise is used at each position."""
+
     def repeating(logits, positions, params):
         return sample(logits, repeat(positions), params)
 
-    assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], lag) < CAUGHT
+    assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], lag) < BIASED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("min_p", [0.0, 0.9])
 def test_every_token_can_be_drawn_without_truncation(min_p):
-    """Even beyond MAX_CANDIDATES, and with min-p alone."""
+    """Also tokens beyond the MAX_CANDIDATES likeliest, and with min-p alone."""
     params = SamplingParams(temperature=1.0, seed=3, min_p=min_p)
     tokens = draw_tokens(sample, np.zeros(1501, np.float32), params, 20_000)
-    # Each is expected 13 times; that one is missing has a probability of 2e-3.
+    # Each token is expected 13 times; the probability that any is missing is 2e-3.
     assert len(np.unique(tokens)) == 1501

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reciting import EOS, plans_run, reciting_session, right_unless, words, wrong
+from reciting import EOS, plans_run, recited, reciting_session, right_unless, words, wrong
 from scripted import ScriptedBackend
 
 from pass_runtime.bundle.plan import RowKind
@@ -24,27 +24,23 @@ TEMPERATURES = [0.0, 0.9]
 
 
 def options(
-    tokens: int, lookahead: int | None = None, temperature: float = 0.0, **more
+    tokens: int, lookahead: int | None = None, temperature: float = 0.0, **others
 ) -> GenerateOptions:
-    return GenerateOptions(
-        tokens, SamplingParams(temperature, seed=3), plan="two-pass", lookahead=lookahead, **more
-    )
+    sampling = SamplingParams(temperature, seed=3)
+    return GenerateOptions(tokens, sampling, plan="two-pass", lookahead=lookahead, **others)
 
 
-def run(session: Session, prompt: list[int], asked: GenerateOptions):
-    stream = session.generate_ids(prompt, asked)
+def run(session: Session, prompt: list[int], request: GenerateOptions):
+    """Return the stream of a request after reading it; no piece may be empty."""
+    stream = session.generate_ids(prompt, request)
     for tokens in stream:
         assert tokens
     return stream
 
 
-def recited(start: int, count: int) -> list[int]:
-    return [words(position) for position in range(start, start + count)]
-
-
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_drafts_that_are_all_right(tiny_bundle, lookahead):
-    """A cycle: 1 token of the draft pass, then L accepted drafts and the bonus token."""
+def test_figures_if_all_drafts_are_right(tiny_bundle, lookahead):
+    """A cycle writes 1 token in the draft pass, then L accepted drafts and the bonus token."""
     cycles, tokens = 5, 5 * (lookahead + 2)
     stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(tokens, lookahead))
     stats = stream.stats
@@ -58,7 +54,7 @@ def test_drafts_that_are_all_right(tiny_bundle, lookahead):
 
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_drafts_that_are_all_wrong(tiny_bundle, lookahead):
+def test_figures_if_all_drafts_are_wrong(tiny_bundle, lookahead):
     stream = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], options(20, lookahead))
     assert stream.token_ids == recited(3, 20)
     assert stream.stats.tau == 1
@@ -67,30 +63,31 @@ def test_drafts_that_are_all_wrong(tiny_bundle, lookahead):
 
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_drafts_that_are_all_right_or_all_wrong_in_fused_passes(tiny_bundle, lookahead):
-    """The first pass has no drafts yet; every other accepts L and adds the bonus."""
+def test_figures_of_fused_passes_if_all_drafts_are_right_or_all_are_wrong(tiny_bundle, lookahead):
+    """The first pass has no drafts yet; every other writes L right drafts and the bonus token."""
     passes = 6
     tokens = 1 + (passes - 1) * (lookahead + 1)
-    asked = GenerateOptions(tokens, plan="fused", lookahead=lookahead)
-    stats = run(reciting_session(tiny_bundle), [7, 8, 9], asked).stats
+    request = GenerateOptions(tokens, plan="fused", lookahead=lookahead)
+    stats = run(reciting_session(tiny_bundle), [7, 8, 9], request).stats
     assert (stats.passes, stats.steps, stats.emitted) == (passes, passes - 1, tokens)
     assert stats.acceptance_histogram == [0] * lookahead + [passes - 1]
-    hostile = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], asked)
-    assert hostile.token_ids == recited(3, tokens)
-    assert (hostile.stats.tau, hostile.stats.accepted) == (1, 0)
+    stream = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], request)
+    assert stream.token_ids == recited(3, tokens)
+    assert (stream.stats.tau, stream.stats.accepted) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("plan", "emitted"),
     [
-        ("fused:2,1,0", [1, 3, 1, 3, 1, 3]),  # nothing is left where both are accepted
-        ("fused:2,2,1", [1, 3, 2, 3, 2, 3]),  # after two, one draft; after one, two
-        # groups[0], groups[4], groups[1], groups[3], groups[2], ...
+        ("fused:2,1,0", [1, 3, 1, 3, 1, 3]),
+        ("fused:2,2,1", [1, 3, 2, 3, 2, 3]),
         ("fused:4,3,2,2,1", [1, 5, 2, 4, 3, 3, 3]),
         ("fused:1,1", [1, 2, 2, 2]),
     ],
 )
-def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
+def test_a_pass_leaves_as_many_drafts_as_the_group_after_its_last_draft(tiny_bundle, plan, emitted):
+    """All drafts are right: a pass that emits n tokens accepts n - 1 drafts, and the next one emits
+    1 + groups[n - 1] tokens."""
     session = reciting_session(tiny_bundle)
     stream = session.generate_ids([5], GenerateOptions(sum(emitted), plan=plan))
     assert [len(tokens) for tokens in stream] == emitted
@@ -101,16 +98,16 @@ def test_a_pruned_group_leaves_fewer_drafts(tiny_bundle, plan, emitted):
 @pytest.mark.parametrize("mode", ["fused", "two-pass"])
 @pytest.mark.parametrize("draft", ["ngram", "both"])
 def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
-    """Nine words repeat: once they have been seen, every n-gram draft is right."""
+    """Nine tokens repeat: if the prompt holds them, every n-gram draft is right."""
 
-    def nine(position: int) -> int:
+    def repeating(position: int) -> int:
         return 10 + position % 9
 
-    session = reciting_session(tiny_bundle, target=nine, drafter=wrong)
+    session = reciting_session(tiny_bundle, target=repeating, drafter=wrong)
     stream = run(session, [9], GenerateOptions(200, plan=mode, draft=draft))
-    assert stream.token_ids == [nine(position) for position in range(1, 201)]
-    repeated, options = [*map(nine, range(60))], GenerateOptions(70, plan=mode, draft=draft)
-    assert [len(tokens) for tokens in session.generate_ids(repeated, options)] == [7] * 10
+    assert stream.token_ids == [repeating(position) for position in range(1, 201)]
+    prompt, request = [*map(repeating, range(60))], GenerateOptions(70, plan=mode, draft=draft)
+    assert [len(tokens) for tokens in session.generate_ids(prompt, request)] == [7] * 10
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
         (5, lambda p: p == 9, [5, 0, 5, 5]),  # r = 0, 7, 9, 16
     ],
 )
-def test_drafts_that_are_right_at_some_positions(tiny_bundle, lookahead, misses, accepted):
+def test_figures_if_drafts_are_right_at_some_positions(tiny_bundle, lookahead, misses, accepted):
     session = reciting_session(tiny_bundle, drafter=right_unless(misses))
     emitted = sum(count + 2 for count in accepted)
     stream = run(session, [5], options(emitted, lookahead))
@@ -141,16 +138,15 @@ def test_drafts_that_are_right_at_some_positions(tiny_bundle, lookahead, misses,
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(misses=st.sets(st.integers(0, 40)), lookahead=st.integers(0, 6), prompt=st.integers(1, 9))
-def test_no_drafter_changes_the_text(tiny_bundle, temperature, misses, lookahead, prompt):
-    session = reciting_session(
-        tiny_bundle, drafter=right_unless(lambda position: position in misses)
-    )
+def test_wrong_drafts_change_no_text(tiny_bundle, temperature, misses, lookahead, prompt):
+    session = reciting_session(tiny_bundle, drafter=right_unless(misses.__contains__))
     stream = run(session, list(range(2, 2 + prompt)), options(25, lookahead, temperature))
     assert stream.token_ids == recited(prompt, 25)
 
 
 class BlurredBackend(ScriptedBackend):
-    """Random logits by position; look-ahead rows see them blurred, so drafts are often right."""
+    """Has random logits at each position. Those of look-ahead rows are the same but for `blur`, the
+    standard deviation of what is added, so that drafts are often right."""
 
     blur = 0.0
 
@@ -194,8 +190,8 @@ def test_sampled_drafts_are_accepted_and_the_text_is_that_of_plain_decoding(tiny
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("end", [1, 2, 4, 7, 8, 9])
-def test_end_of_sequence_anywhere_in_a_window(tiny_bundle, end, temperature):
-    """Position 1 is a draft pass' token, 2 to 8 a verify pass'; the end drops what follows it."""
+def test_end_of_sequence_drops_what_follows_it_in_its_window(tiny_bundle, end, temperature):
+    """A draft pass writes the token at position 1, and a verify pass those at 2 to 8."""
     session = reciting_session(
         tiny_bundle, lambda position: EOS if position == end else words(position)
     )
@@ -209,15 +205,15 @@ def test_end_of_sequence_anywhere_in_a_window(tiny_bundle, end, temperature):
 
 
 @pytest.mark.parametrize("tokens", range(1, 9))
-def test_max_new_tokens_cuts_a_window_and_an_end_after_it(tiny_bundle, tokens):
+def test_max_new_tokens_drops_what_follows_in_the_window_an_end_too(tiny_bundle, tokens):
     """The end of the sequence is at position 5, the fourth new token."""
     session = reciting_session(
         tiny_bundle, lambda position: EOS if position == 5 else words(position)
     )
     stream = run(session, [5, 6], options(tokens, 6))
     assert stream.token_ids == [*recited(2, 3), EOS][:tokens]
-    end = ("stop", EOS) if tokens >= 4 else ("length", None)
-    assert (stream.finish_reason, stream.stop_reason) == end
+    reasons = ("stop", EOS) if tokens >= 4 else ("length", None)
+    assert (stream.finish_reason, stream.stop_reason) == reasons
     stream = run(reciting_session(tiny_bundle), [5, 6], options(tokens, 6))
     assert stream.token_ids == recited(2, tokens)
     assert (stream.finish_reason, stream.stop_reason) == ("length", None)
@@ -245,27 +241,30 @@ def test_lookahead_beyond_the_bundle_is_refused(tiny_bundle, lookahead):
 
 
 def test_every_request_begins_with_a_draft_pass(tiny_bundle):
-    """Also after a request that ended between a draft pass and its verify pass."""
+    """The second request ends between a draft pass and its verify pass."""
     session = reciting_session(tiny_bundle)
-    runs = [run(session, [7, 8, 9], options(tokens, 2)).stats.as_dict() for tokens in (8, 1, 8)]
-    assert runs[0]["passes"] == runs[2]["passes"] == 4
-    assert runs[0]["acceptance_histogram"] == runs[2]["acceptance_histogram"] == [0, 0, 2]
+    first, _, third = (
+        run(session, [7, 8, 9], options(tokens, 2)).stats.as_dict() for tokens in (8, 1, 8)
+    )
+    assert first["passes"] == third["passes"] == 4
+    assert first["acceptance_histogram"] == third["acceptance_histogram"] == [0, 0, 2]
 
 
-def test_decoding_time_is_split_into_the_engines_and_the_hosts(tiny_bundle, monkeypatch):
-    """The engine's includes reading a neighbour's prompt; reading tokens as text is the host's."""
+def test_decoding_time_is_split_between_engine_and_host(tiny_bundle, monkeypatch):
+    """The engine also reads the long prompt of another request; the host turns tokens into text."""
     session = reciting_session(tiny_bundle, slots=2)
     monkeypatch.setattr(session.backend, "run", _delayed(0.004, session.backend.run))
     monkeypatch.setattr(session.backend, "prefill", _delayed(0.050, session.backend.prefill))
     monkeypatch.setattr(TextStream, "read", _delayed(0.002, TextStream.read))
-    asked = options(50, 0)
-    reading, other = session.generate([7], asked), session.generate([7] * 200, asked)
-    stats, late = reading.result().stats, other.result().stats
-    assert stats.passes == late.passes == 50
-    assert stats.engine_seconds >= 50 * 0.004 + 3 * 0.050
-    assert stats.host_seconds >= 50 * 0.002
-    assert 50 * 0.004 <= late.engine_seconds <= late.decode_seconds - 50 * 0.002
+    request = options(50, 0)
+    short, long = session.generate([7], request), session.generate([7] * 200, request)
+    short_stats, long_stats = short.result().stats, long.result().stats
+    assert short_stats.passes == long_stats.passes == 50
+    assert short_stats.engine_seconds >= 50 * 0.004 + 3 * 0.050  # the long prompt has 3 chunks
+    assert short_stats.host_seconds >= 50 * 0.002
+    assert 50 * 0.004 <= long_stats.engine_seconds <= long_stats.decode_seconds - 50 * 0.002
 
 
 def _delayed(seconds: float, call):
+    """Return a function that waits before it does what `call` does."""
     return lambda *arguments: time.sleep(seconds) or call(*arguments)

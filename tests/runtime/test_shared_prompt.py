@@ -9,113 +9,120 @@ from pass_runtime import GenerateOptions, QueueFull, SamplingParams
 from pass_runtime.session import load
 
 PROMPT = list(range(20, 130))  # more than a chunk
-OTHER = GenerateOptions(700, plan="two-pass", ignore_eos=True)
+ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
+"""Options of a request that decodes until it is cancelled."""
 
 
-def asked(n: int, plan: str = "two-pass", new: int = 12) -> list[GenerateOptions]:
-    sampled = (SamplingParams(0.9, seed=7 + i) for i in range(n))
-    return [GenerateOptions(new, each, plan=plan, ignore_eos=True) for each in sampled]
+def options_of(texts: int, plan: str = "two-pass") -> list[GenerateOptions]:
+    """Return the options of texts that differ in their seed."""
+    samplings = (SamplingParams(0.9, seed=7 + i) for i in range(texts))
+    return [GenerateOptions(12, sampling, plan=plan, ignore_eos=True) for sampling in samplings]
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_bundle):
-    """The tokens of each text, decoded alone."""
+def expected(tiny_bundle):
+    """The tokens of five texts, each decoded alone."""
     with load(tiny_bundle, "cpu", threads=1) as session:
-        return [session.generate(PROMPT, options).result().token_ids for options in asked(5)]
+        return [session.generate(PROMPT, options).result().token_ids for options in options_of(5)]
 
 
-def watched(bundle, slots: int):
-    """A session, and a list to which it appends the (slot, number of tokens) of every chunk."""
+def watched_session(bundle, slots: int):
+    """Return a session and a list to which every chunk appends its number of tokens."""
     session = load(bundle, "cpu", threads=1, max_batch_size=slots)
-    chunks, prefill = [], session.backend.prefill
+    chunk_lengths, prefill = [], session.backend.prefill
 
-    def counted(slot, length, tokens, width):
-        chunks.append((slot, len(tokens)))
+    def recorded(slot, length, tokens, width):
+        chunk_lengths.append(len(tokens))
         prefill(slot, length, tokens, width)
 
-    session.backend.prefill = counted  # type: ignore[method-assign]
-    return session, chunks
+    session.backend.prefill = recorded  # type: ignore[method-assign]
+    return session, chunk_lengths
 
 
 @pytest.mark.parametrize(
     ("slots", "plan"), [(1, "two-pass"), (2, "ar"), (4, "fused"), (8, "two-pass")]
 )
-def test_one_prompt_is_read_once(tiny_bundle, alone, slots, plan):
+def test_one_prompt_is_read_once(tiny_bundle, expected, slots, plan):
     """Also with fewer slots than texts: later ones copy the prompt from a slot, free or in use."""
-    session, chunks = watched(tiny_bundle, slots)
+    session, chunk_lengths = watched_session(tiny_bundle, slots)
     with session:
-        found = [each.result() for each in session.generate_all(PROMPT, asked(5, plan))]
-        assert [each.token_ids for each in found] == alone
-        assert sum(count for _, count in chunks) == len(PROMPT) - 1
-        assert sorted(each.stats.cached_tokens for each in found) == [0] + [len(PROMPT) - 1] * 4
+        streams = [each.result() for each in session.generate_all(PROMPT, options_of(5, plan))]
+        assert [stream.token_ids for stream in streams] == expected
+        # All of the prompt but the root.
+        assert sum(chunk_lengths) == len(PROMPT) - 1
+        cached_tokens = sorted(stream.stats.cached_tokens for stream in streams)
+        assert cached_tokens == [0] + [len(PROMPT) - 1] * 4
         assert_idle(session)
 
 
-def test_a_shared_prompt_is_read_while_others_decode(tiny_bundle, alone):
-    """While another request decodes, the prompt is read in chunks, a long prompt between them."""
-    session, chunks = watched(tiny_bundle, 4)
+def test_a_shared_prompt_is_read_while_others_decode(tiny_bundle, expected):
+    """The prompt is then read in chunks, between which other requests begin."""
+    session, chunk_lengths = watched_session(tiny_bundle, 4)
     with session:
-        beside = session.generate([5, 6, 7], OTHER)
-        next(beside)
-        first = session.generate_all(PROMPT, asked(2))
-        other = session.generate(PROMPT, asked(1)[0])
-        second = session.generate_all(PROMPT[:-1], asked(2))
-        assert [each.result().token_ids for each in first] == alone[:2]
-        assert other.result().token_ids == alone[0]
-        assert len({tuple(each.result().token_ids) for each in second}) == 2
-        assert not beside.done, "the tiny model has become quicker than this test"
-        beside.cancel()
-        # Of the other two prompts only the tokens after the last whole block are read.
-        assert sum(count for _, count in chunks) == 2 + len(PROMPT) - 1 + (109 - 96) + (108 - 96)
+        running = session.generate([5, 6, 7], ENDLESS)
+        next(running)
+        first = session.generate_all(PROMPT, options_of(2))
+        single = session.generate(PROMPT, options_of(1)[0])
+        second = session.generate_all(PROMPT[:-1], options_of(2))
+        assert [stream.result().token_ids for stream in first] == expected[:2]
+        assert single.result().token_ids == expected[0]
+        assert len({tuple(stream.result().token_ids) for stream in second}) == 2
+        assert not running.done, "the tiny model has become quicker than this test"
+        running.cancel()
+        # Without their roots, the prompts have 2, 109, 109 and 108 tokens. The last two find six
+        # blocks of 16 tokens in the prefix cache.
+        assert sum(chunk_lengths) == 2 + 109 + (109 - 96) + (108 - 96)
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_the_request_that_reads_the_prompt_is_cancelled(tiny_bundle, alone, chunk):
-    """After its first chunk or its second: the next request reads the rest."""
-    session, chunks = watched(tiny_bundle, 3)
+def test_if_the_request_that_reads_the_prompt_is_cancelled_the_next_reads_on(
+    tiny_bundle, expected, chunk
+):
+    """chunk: during which chunk of the prompt it is cancelled."""
+    session, chunk_lengths = watched_session(tiny_bundle, 3)
     with session:
-        beside = session.generate([3, 4], OTHER)  # so that the prompt is read in chunks
-        next(beside)
-        prefill, count = session.backend.prefill, []
+        running = session.generate([3, 4], ENDLESS)  # so that the prompt is read in chunks
+        next(running)
+        prefill, slots = session.backend.prefill, []
 
-        def cancelling(slot, *arguments):
-            count.append(slot)
-            if len(count) == chunk:
+        def cancel_and_prefill(slot, *arguments):
+            slots.append(slot)
+            if len(slots) == chunk:
                 runner_of(session).slots[slot].sequence.cancelled = True
             prefill(slot, *arguments)
 
-        session.backend.prefill = cancelling  # type: ignore[method-assign]
-        first, *others = session.generate_all(PROMPT, asked(3))
-        assert [each.result().token_ids for each in others] == alone[1:3]
+        session.backend.prefill = cancel_and_prefill  # type: ignore[method-assign]
+        first, *others = session.generate_all(PROMPT, options_of(3))
+        assert [stream.result().token_ids for stream in others] == expected[1:3]
         assert first.result().finish_reason == "cancelled"
-        assert len(PROMPT) - 1 < sum(number for _, number in chunks) < 2 * (len(PROMPT) - 1)
-        beside.cancel()
+        assert len(PROMPT) - 1 < sum(chunk_lengths) < 2 * (len(PROMPT) - 1)
+        running.cancel()
 
 
-def test_a_failed_read_of_the_prompt_fails_its_request_only(tiny_bundle, alone):
-    session, _ = watched(tiny_bundle, 3)
+def test_a_failed_read_of_the_prompt_fails_its_request_only(tiny_bundle, expected):
+    session, _ = watched_session(tiny_bundle, 3)
     with session:
         prefill, failures = session.backend.prefill, [RuntimeError("broken")]
 
-        def broken(*arguments):
+        def fail_once(*arguments):
             if failures:
                 raise failures.pop()
             prefill(*arguments)
 
-        session.backend.prefill = broken  # type: ignore[method-assign]
-        first, *others = session.generate_all(PROMPT, asked(3))
+        session.backend.prefill = fail_once  # type: ignore[method-assign]
+        first, *others = session.generate_all(PROMPT, options_of(3))
         with pytest.raises(RuntimeError, match="broken"):
             first.result()
-        assert [each.result().token_ids for each in others] == alone[1:3]
+        assert [stream.result().token_ids for stream in others] == expected[1:3]
 
 
 def test_either_all_texts_are_queued_or_none(tiny_bundle):
     session = reciting_session(tiny_bundle, max_queue=2)
-    beside = session.generate([5], OTHER)
-    next(beside)
+    running = session.generate([5], ENDLESS)
+    next(running)
     with pytest.raises(QueueFull):
-        session.generate_all([5], asked(3))
-    beside.cancel()
-    beside.result()
-    assert session.generate([5], asked(1)[0]).result(20).finish_reason == "length"
+        session.generate_all([5], options_of(3))
+    running.cancel()
+    running.result()
+    assert session.generate([5], options_of(1)[0]).result(20).finish_reason == "length"
     assert_idle(session)
