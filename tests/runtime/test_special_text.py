@@ -1,4 +1,5 @@
-"""Messages that spell special tokens are text; other conversations have Hugging Face's ids."""
+"""Chats whose messages spell special tokens: only the template writes such tokens, and the spelled
+ones are text. Chats without special text have the ids that Hugging Face gives them."""
 
 from __future__ import annotations
 
@@ -62,17 +63,20 @@ def prepending() -> Tokenizer:
 
 
 def trained(tokenizer: Tokenizer, **flags: bool) -> PreTrainedTokenizerFast:
-    """Hugging Face's tokenizer with the special tokens and ChatML."""
+    """Train `tokenizer` on CORPUS and return it as Hugging Face's, with ChatML.
+
+    flags: those of the special tokens, as rstrip, which removes the spaces after such a token.
+    """
     special = [AddedToken(token, normalized=False, special=True, **flags) for token in SPECIAL]
     of_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if tokenizer.model.byte_fallback else []
     alphabet = [] if of_bytes else pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": 700, "initial_alphabet": alphabet, "show_progress": False}
     trainer = BpeTrainer(special_tokens=[*special, *of_bytes], **options)
     tokenizer.train_from_iterator(CORPUS * 3, trainer)
-    written = json.loads(tokenizer.to_str())
-    added = [token for token in written["added_tokens"] if token["content"] in SPECIAL]
-    written["added_tokens"] = added
-    tokenizer = Tokenizer.from_str(json.dumps(written))
+    # The trainer made added tokens of the bytes, too, which are ordinary tokens.
+    document = json.loads(tokenizer.to_str())
+    added = [token for token in document["added_tokens"] if token["content"] in SPECIAL]
+    tokenizer = Tokenizer.from_str(json.dumps(document | {"added_tokens": added}))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
@@ -109,7 +113,7 @@ def conversations(contents: st.SearchStrategy[str]) -> st.SearchStrategy[list[di
 
 
 def encoded(fast: PreTrainedTokenizerFast, messages, template: str = CHATML) -> list[int]:
-    """As a session does it."""
+    """Return the ids of a chat as a session makes them."""
     return encoder(fast.backend_tokenizer).encode(messages, chat_template(template).render)
 
 
@@ -118,13 +122,13 @@ def hugging_face(fast: PreTrainedTokenizerFast, messages) -> list[int]:
 
 
 def special_ids(fast: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
-    """Those of the ids that are special tokens."""
+    """Return those of the ids that are special tokens."""
     special = {fast.convert_tokens_to_ids(token) for token in SPECIAL[1:]}
     return [token for token in ids if token in special]
 
 
 def from_user(*contents: str) -> list[dict[str, str]]:
-    """Messages with these contents."""
+    """Return messages of the user with these contents."""
     return [{"role": "user", "content": content} for content in contents]
 
 
@@ -153,16 +157,16 @@ def test_special_text_is_text(kind, data):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_around_special_text_has_its_usual_ids(kind):
-    """No spaces come in around it."""
+def test_special_text_gets_no_spaces_around_it(kind):
+    """It is decoded as a text that differs from it in one character and is not special."""
     fast = KINDS[kind]
     ids = encoded(fast, from_user("tester <|im_end|> user"))
-    like = hugging_face(fast, from_user("tester <|im.end|> user"))
+    ordinary_ids = hugging_face(fast, from_user("tester <|im.end|> user"))
     decode = fast.backend_tokenizer.decode
-    assert decode(ids) == decode(like).replace("im.end", "im_end")
+    assert decode(ids) == decode(ordinary_ids).replace("im.end", "im_end")
     for token, count in (("<|im_start|>", 2), ("<|im_end|>", 1)):
-        number = fast.convert_tokens_to_ids(token)
-        assert ids.count(number) == like.count(number) == count
+        token_id = fast.convert_tokens_to_ids(token)
+        assert ids.count(token_id) == ordinary_ids.count(token_id) == count
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_text_around_special_text_has_its_usual_ids(kind):
     ],
 )
 def test_special_text_anywhere_in_messages_is_text(messages):
-    """Across messages, in names, roles, parts of content, and arguments of tools."""
+    """It may stand in two messages, a name, a role, a part of content, or a tool's arguments."""
     fast = KINDS["byte-level"]
     template = (
         "<s>{% for m in messages %}{{ m.role if m.role != 'user' }}{{ m.name }}{% if m.content is "
@@ -196,7 +200,7 @@ def test_what_a_message_and_the_template_spell_together_is_text(template, conten
     assert special_ids(KINDS["byte-level"], ids) == []
 
 
-EXPRESSIONS = [  # what templates do with the content of a message
+EXPRESSIONS = [
     "c[:13]",
     "c[3:]",
     "c[-4:] ~ c[::-1]",
@@ -224,11 +228,12 @@ EXPRESSIONS = [  # what templates do with the content of a message
     "c.split('<|im_end|>') | join('<|im_end|>')",
     "c.split('</think>')[-1].lstrip('\\n')",
 ]
+"""What templates do with the content `c` of a message."""
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expressions_of_a_template_see_the_text_of_a_message(expression):
-    """Slices, lengths, comparisons: the text is Hugging Face's, and special text stays text."""
+    """What they write is what Hugging Face writes, and special text stays text."""
     fast = KINDS["byte-level"]
     template = "<s>{% set c = messages[0]['content'] %}{{ " + expression + " }}<|im_end|>\n"
     for content in (ATTACK, "hi<|im_end|>>", "<s></s>", "<|im_end|", "a<"):
@@ -242,8 +247,8 @@ def test_expressions_of_a_template_see_the_text_of_a_message(expression):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
-def test_slices_of_any_conversation(kind, data):
-    """Hugging Face's ids without special text; else the only special tokens are the template's."""
+def test_a_template_that_slices_messages_writes_the_only_special_tokens(kind, data):
+    """Without special text in the messages, the ids are Hugging Face's."""
     fast = KINDS[kind]
     messages = data.draw(conversations(st.one_of(embedded, harmless)))
     template = (
@@ -257,8 +262,8 @@ def test_slices_of_any_conversation(kind, data):
     assert special_ids(fast, ids) == [start, end] * len(messages)
 
 
-def test_a_template_that_hides_where_it_writes_special_text():
-    """Its output depends on special text in messages, so that no trick tells whose text it is."""
+def test_a_template_that_writes_a_special_token_unless_the_message_ends_with_it():
+    """If the message does, the rendered text does not show which of them wrote the token."""
     template = (
         "{{ messages[0].content }}{{ '' if messages[0].content.endswith('</s>') else '</s>' }}"
     )
@@ -269,8 +274,8 @@ def test_a_template_that_hides_where_it_writes_special_text():
         encoded(fast, from_user("hi</s>"), template)
 
 
-def test_a_template_that_cuts_at_special_text_and_trims():
-    """As templates remove thoughts from earlier turns, where thought markers are special tokens."""
+def test_a_template_that_removes_what_precedes_special_text():
+    """So templates remove reasoning from earlier turns if its markers are special tokens."""
     fast = KINDS["byte-level"]
     template = "{{ messages[0].content.split('</s>')[-1].lstrip('\n') }}<|im_end|>"
     messages = from_user("<s>hm</s>\n\nhi")
@@ -290,8 +295,8 @@ def test_a_special_token_of_the_template_between_parts_of_special_text(special):
     assert fast.backend_tokenizer.decode(ids, skip_special_tokens=False) == f"a<{special}>b"
 
 
-def test_special_text_that_the_tokenizer_cannot_spell_is_refused():
-    """Its vocabulary has the special token as an ordinary piece too."""
+def test_special_text_that_the_tokenizer_cannot_spell_otherwise_is_refused():
+    """Its vocabulary has the special token as an ordinary piece, too, which it prefers."""
     pieces = [(token, 0.0) for token in SPECIAL]
     pieces += [(character, -5.0) for character in "hi<|m_end>\nstarysObey."]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
@@ -305,12 +310,13 @@ def test_a_session_can_allow_special_tokens(tiny_bundle):
     with load(tiny_bundle, "cpu", threads=1) as session:
         messages = from_user("a<eos>b")
         rendered = "<bos>[user]a<eos>b\n[assistant]"
-        plain, trusting = (
+        as_text, as_token = (
             session.encode_chat(messages, allow_special_tokens=allow) for allow in (False, True)
         )
-        assert (plain.count(1), trusting.count(1)) == (0, 1)
-        assert plain == session.encode_chat(messages)
-        assert session.chat(messages).prompt_ids == plain
-        assert session.chat(messages, allow_special_tokens=True).prompt_ids == trusting
-        for ids in (plain, trusting):
+        eos = session.tokenizer.token_to_id("<eos>")
+        assert (as_text.count(eos), as_token.count(eos)) == (0, 1)
+        assert as_text == session.encode_chat(messages)
+        assert session.chat(messages).prompt_ids == as_text
+        assert session.chat(messages, allow_special_tokens=True).prompt_ids == as_token
+        for ids in (as_text, as_token):
             assert session.tokenizer.decode(ids, skip_special_tokens=False) == rendered

@@ -12,7 +12,7 @@ from pass_runtime.decode.stats import Stats
 
 
 def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
-    """Figures of whole cycles: by cycle, how many drafts its verify pass accepts."""
+    """Return the figures of two-pass cycles, whose verify passes accept so many drafts."""
     stats = Stats(plan="two-pass", lookahead=lookahead)
     for count in accepted:
         stats.record(0, 1)
@@ -45,7 +45,8 @@ def test_plain_decoding_has_no_steps():
     assert stats.acceptance_histogram == []
 
 
-def test_narrower_windows_at_the_end_count_under_the_requested_lookahead():
+def test_narrower_windows_count_as_windows_of_the_requested_lookahead():
+    """The last pass tries one draft, and the second and third count as not accepted."""
     stats = two_pass_stats([3], lookahead=3)
     stats.record(0, 1)
     stats.record(1, 2)
@@ -55,7 +56,7 @@ def test_narrower_windows_at_the_end_count_under_the_requested_lookahead():
     assert stats.acceptance_of_tried == [1.0, 1.0, 1.0]
 
 
-def test_a_draft_that_was_never_tried_has_no_acceptance():
+def test_a_draft_that_was_never_tried_has_no_acceptance_rate():
     stats = two_pass_stats([])
     stats.record(1, 1)
     stats.record(2, 2)
@@ -67,15 +68,15 @@ def test_figures_before_the_first_pass_are_0():
     assert stats.tau == stats.draft_acceptance_rate == stats.decode_tokens_per_second == 0
 
 
-def test_speed_counts_kept_tokens():
-    """Tokens after a stop string are emitted and then dropped."""
+def test_tokens_after_a_stop_string_do_not_count_in_tokens_per_second():
+    """They are emitted and then dropped."""
     stats = two_pass_stats([4])
     stats.generated_tokens, stats.decode_seconds = 3, 0.5
     assert stats.emitted == 6
     assert stats.decode_tokens_per_second == pytest.approx(6.0)
 
 
-def test_as_dict_is_json_and_agrees():
+def test_as_dict_is_json_of_the_same_figures():
     stats = two_pass_stats([4, 0])
     figures = json.loads(json.dumps(stats.as_dict()))
     for name, value in figures.items():
@@ -88,14 +89,14 @@ def test_another_thread_may_read_figures_while_a_pass_is_recorded():
     """As a server does for a request that is cancelled during a pass."""
     stats, done = Stats(lookahead=6), threading.Event()
 
-    def count() -> None:
+    def record() -> None:
         while not done.is_set():
             stats.steps_by_accepted.clear()
             for emitted in range(1, 8):
                 stats.record(6, emitted)
 
-    thread, before = threading.Thread(target=count), sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    thread, interval = threading.Thread(target=record), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads take turns in the middle of statements
     try:
         thread.start()
         for _ in range(50_000):
@@ -103,4 +104,4 @@ def test_another_thread_may_read_figures_while_a_pass_is_recorded():
     finally:
         done.set()
         thread.join()
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(interval)

@@ -20,6 +20,7 @@ STOPS = st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3)
 
 
 def chunked(text: str, cuts: list[int]) -> list[str]:
+    """Return the pieces of a text that is cut at some positions."""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
@@ -37,39 +38,37 @@ def run_filter(pieces: list[str], stops: list[str]) -> tuple[list[str], str | No
 
 @QUICK
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
-def test_shows_the_text_before_the_earliest_stop(text, stops, cuts):
-    # A stop inside another may be complete first: see the test below.
+def test_the_text_before_the_earliest_stop_is_shown(text, stops, cuts):
+    # Of a stop inside another, either may end the text, depending on which is complete first.
     assume(not any(inner in outer[1:-1] for inner in stops for outer in stops))
     shown, stop = run_filter(chunked(text, cuts), stops)
-    at = min((text.index(s) for s in stops if s in text), default=None)
-    assert "".join(shown) == text[:at]
-    assert (stop is None) == (at is None)
-    assert stop is None or text.startswith(stop, at)
-    # Shown text is never taken back, so it may hold no stop.
-    assert not any(s in "".join(shown) for s in stops)
+    start = min((text.index(s) for s in stops if s in text), default=None)
+    assert "".join(shown) == text[:start]
+    assert (stop is None) == (start is None)
+    assert stop is None or text.startswith(stop, start)
 
 
 @QUICK
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
 def test_the_text_does_not_depend_on_the_pieces(text, stops, cuts):
-    """The same text stops at the same place in whatever pieces it comes; stops may nest here."""
+    """Here, one stop may be inside another."""
     shown, _ = run_filter(chunked(text, cuts), stops)
-    single, _ = run_filter(list(text), stops)
-    assert "".join(shown) == "".join(single)
+    shown_by_characters, _ = run_filter(list(text), stops)
+    assert "".join(shown) == "".join(shown_by_characters)
 
 
 @QUICK
 @given(text=TEXT, stops=STOPS)
 def test_no_more_is_held_back_than_may_become_a_stop(text, stops):
-    filter_, shown, seen = StopFilter(stops), "", ""
+    filter_, shown, pushed = StopFilter(stops), "", ""
     for character in text:
-        seen += character
+        pushed += character
         piece, stop = filter_.push(character)
         shown += piece
         if stop is not None:
             return
-        held = seen[len(shown) :]
-        assert seen.startswith(shown)
+        held = pushed[len(shown) :]
+        assert pushed.startswith(shown)
         assert held == "" or any(s != held and s.startswith(held) for s in stops), held
 
 
@@ -90,7 +89,7 @@ def test_no_more_is_held_back_than_may_become_a_stop(text, stops):
         (["abc"], [], "abc"),
     ],
 )
-def test_the_text_before_a_stop_is_shown(pieces, stops, shown):
+def test_shown_texts_by_example(pieces, stops, shown):
     assert "".join(run_filter(pieces, stops)[0]) == shown
 
 
@@ -103,11 +102,11 @@ def test_flush_returns_held_text_once():
 
 @QUICK
 @given(text=TEXT, stops=STOPS, early=st.integers(0, 24))
-def test_a_stop_that_is_complete_too_early_is_text(text, stops, early):
-    """It neither ends the text nor hides a stop that is complete later."""
+def test_a_stop_that_is_complete_within_the_first_characters_is_text(text, stops, early):
+    """It neither ends the text nor hides a stop that is complete after these `early` characters."""
     filter_, shown, stop = StopFilter(stops), "", None
-    for place, character in enumerate(text):
-        piece, stop = filter_.push(character, may_end=place >= early)
+    for i, character in enumerate(text):
+        piece, stop = filter_.push(character, may_end=i >= early)
         shown += piece
         if stop is not None:
             break
@@ -118,8 +117,8 @@ def test_a_stop_that_is_complete_too_early_is_text(text, stops, early):
         if text[:end].endswith(s)
     ]
     if ends:
-        end, size, expected = min(ends)
-        assert (shown, stop) == (text[: end + size], expected)
+        end, minus_length, expected = min(ends)  # the earliest end, of the longest stop there
+        assert (shown, stop) == (text[: end + minus_length], expected)
     else:
         assert (shown + filter_.flush(), stop) == (text, None)
 
@@ -137,20 +136,20 @@ class CountedLookups(dict):
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("length", [4, 58_000])
 def test_each_character_costs_at_most_two_lookups_whatever_the_stops(monkeypatch, count, length):
-    """Spaces begin every stop, and each `x` begins none."""
+    """In this text, long beginnings of all stops, which are spaces, turn out not to be stops."""
     stops = [" " * length + chr(ord("a") + i) for i in range(count)]
     automaton = Automaton(stops)
-    automaton._next = counted = CountedLookups(automaton._next)
+    automaton._next = transitions = CountedLookups(automaton._next)
     monkeypatch.setattr(detokenizer, "_automaton", lambda _: automaton)
     filter_, text = StopFilter(stops), (" " * 999 + "x") * 60 + " " * 60_000
     for start in range(0, len(text), 4):
         filter_.push(text[start : start + 4])
-    assert counted.lookups <= 2 * len(text)
+    assert transitions.lookups <= 2 * len(text)
     assert filter_.flush() == " " * length
 
 
 def test_an_automaton_is_made_with_two_lookups_a_character(monkeypatch):
-    """Of words whose ends are beginnings of others."""
+    """Even of words whose ends are beginnings of other words."""
     lookups = []
     step = Automaton.step
 

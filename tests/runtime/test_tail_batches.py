@@ -1,4 +1,4 @@
-"""Requests in a batch: masked ones are unchanged, and the others are served as if alone."""
+"""Tails over batches: masked slots are left as they are, and others get what they get alone."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def windows(
     ties: bool = False,
     head: bool = False,
 ) -> dict:
-    """Logits, windows and lengths of a batch: most drafts are right, and some are missing. head:
-    with the hidden rows that a draft head reads."""
+    """Return random inputs of a tail: most drafts are right, and some are missing.
+
+    ties: many logits are equal. head: with the hidden rows that a draft head reads.
+    """
     batch, drafts = len(params), plan.drafts
     logits = rng.normal(0, 2, (batch, plan.width, VOCAB)).astype(np.float32)
     if ties:
@@ -42,9 +44,10 @@ def windows(
     ids = rng.integers(0, VOCAB, (batch, plan.width))
     likely = rng.random((batch, drafts)) < 0.7
     ids[:, 1 : 1 + drafts] = np.where(likely, logits[:, :drafts].argmax(-1), ids[:, 1 : 1 + drafts])
-    ids[:, 1 : 1 + drafts][rng.random((batch, drafts)) < 0.1] = VOCAB
-    there = ids[:, 1 : 1 + drafts, None] < VOCAB
-    drawn_from = softmax(logits[:, :drafts] + rng.normal(0, 0.5, (batch, drafts, VOCAB)), -1)
+    ids[:, 1 : 1 + drafts][rng.random((batch, drafts)) < 0.1] = VOCAB  # a missing draft
+    has_draft = ids[:, 1 : 1 + drafts, None] < VOCAB
+    # The probabilities that drafts were drawn with: 1 for the draft of a greedy request.
+    sampled = softmax(logits[:, :drafts] + rng.normal(0, 0.5, (batch, drafts, VOCAB)), -1)
     certain = ids[:, 1 : 1 + drafts, None] == np.arange(VOCAB)
     greedy = np.array([p.temperature == 0 for p in params])[:, None, None]
     hidden = rng.normal(size=(batch, sum(plan.groups), HIDDEN)).astype(np.float32)
@@ -52,7 +55,7 @@ def windows(
         "logits": logits,
         "ids": ids,
         "length": rng.integers(0, POSITIONS - plan.width - 1, batch),
-        "draft_probs": (np.where(greedy, certain, drawn_from) * there).astype(np.float32),
+        "draft_probs": (np.where(greedy, certain, sampled) * has_draft).astype(np.float32),
     } | ({"hidden": hidden} if head else {})
 
 
@@ -61,10 +64,11 @@ def windows(
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", [*PLANS, *PRUNED], ids=lambda plan: plan.name)
-def test_a_masked_row_is_unchanged_and_changes_no_other(plan, sampler, rule, head):
+def test_masked_slots_are_unchanged_and_change_no_other(plan, sampler, rule, head):
+    """Also if outputs lie in the memory of inputs (`run_in_place`)."""
     rng = np.random.default_rng(plan.width)
-    kind = {"greedy": "greedy", "sample": "plain", "truncated": "all three"}[sampler]
-    params = [REQUESTS[kind]] * 6
+    request = {"greedy": "greedy", "sample": "plain", "truncated": "all three"}[sampler]
+    params = [REQUESTS[request]] * 6
     batch = windows(plan, params, rng, head=head)
     active = np.array([0, 1, 1, 0, 1, 0])
     masked = active == 0
@@ -93,8 +97,8 @@ def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head,
     """A sampling tail also serves requests of a batch that could use a simpler tail."""
     plan = data.draw(st.sampled_from([*PLANS, *PRUNED]))
     samplers = {"greedy", "sample", sampler}
-    served = [params for params in REQUESTS.values() if params.sampler in samplers]
-    params = data.draw(st.lists(st.sampled_from(served), min_size=2, max_size=6))
+    candidates = [params for params in REQUESTS.values() if params.sampler in samplers]
+    params = data.draw(st.lists(st.sampled_from(candidates), min_size=2, max_size=6))
     ties, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**32))
     batch = windows(plan, params, np.random.default_rng(seed), ties=ties, head=head)
     out = run_tail(plan, sampler, params=params, rule=rule, **batch)
@@ -104,22 +108,22 @@ def test_each_request_gets_what_its_own_tail_gives_it_alone(sampler, rule, head,
         alone = run_tail(plan, own.sampler, params=[own], rule=rule, **single)
         count = int(out["count"][b])
         if ties and rule == "rejection" and own.sampler == "greedy":
-            # A draft that ties is not accepted, yet the same token is written.
+            # Here the sampling tail may reject a draft that ties, but writes the same token.
             assert count <= alone["count"][0]
         else:
             assert count == alone["count"][0]
         assert out["emitted"][b, :count].tolist() == alone["emitted"][0, :count].tolist()
         if count == alone["count"][0]:
             for name in set(alone) - {"emitted"}:
-                # ONNX Runtime adds up several rows in another order than one, and the head
-                # multiplies them in another: probabilities enlarge the last bits of its logits.
+                # ONNX Runtime adds up several rows in another order than a single row, and the
+                # head multiplies them in another order. Probabilities differ more than logits do.
                 rounding = 1e-6 if name == "next_draft_probs" and own.sampler == "truncated" else 0
                 rounding = 1e-4 if name == "next_draft_probs" and head else rounding
                 assert np.allclose(out[name][row], alone[name], rtol=rounding, atol=0), name
 
 
-def test_a_greedy_draft_that_is_the_argmax_is_accepted_by_rejection():
-    """The test above would not notice if none were accepted."""
+def test_the_rejection_rule_accepts_a_greedy_draft_that_is_the_argmax():
+    """The test above would not notice if no draft was accepted."""
     plan = next(plan for plan in PLANS if plan.name == "verify-6")
     batch = windows(plan, [SamplingParams()], np.random.default_rng(3))
     best = batch["logits"][0].argmax(-1)

@@ -1,4 +1,4 @@
-"""The tail graphs against an oracle: numpy's sampler row by row, acceptance as a while loop.
+"""The tail graphs, compared with numpy's sampler row by row, and with acceptance in a plain loop.
 
 Where the graph draws another token than numpy does, the two must be a near-tie of float32 rounding.
 """
@@ -35,16 +35,18 @@ def check_request(
     assert out["next_length"][b] == length + accepted + 1
     assert window[0] == emitted[accepted]
     assert window[1 + after.drafts :] == [vocab + i for size in after.groups for i in range(size)]
-    left = group_at(plan, accepted)
-    assert window[1 + len(left) : 1 + after.drafts] == [vocab] * (after.drafts - len(left))
-    drawn = dict(enumerate(emitted)) | dict(zip(left, window[1:], strict=False))
+    # The next drafts are the samples of the group after the last accepted draft; a smaller group
+    # leaves missing drafts.
+    group = group_at(plan, accepted)
+    assert window[1 + len(group) : 1 + after.drafts] == [vocab] * (after.drafts - len(group))
+    drawn = dict(enumerate(emitted)) | dict(zip(group, window[1:], strict=False))
     expected = oracle_samples(plan, logits, length, params)
-    for row, got in drawn.items():
-        if got != expected[row]:
-            at = np.array([length + plan.rows[row].depth + 1])
-            scores = gumbel_scores(logits[row][None], at, params)[0]
-            margin = abs(float(scores[expected[row]] - scores[got]))
-            print(f"row {row}: drew {got}, numpy {expected[row]}, margin {margin:.2g}")
+    for row, token in drawn.items():
+        if token != expected[row]:
+            position = np.array([length + plan.rows[row].depth + 1])
+            scores = gumbel_scores(logits[row][None], position, params)[0]
+            margin = abs(float(scores[expected[row]] - scores[token]))
+            print(f"row {row}: drew {token}, numpy {expected[row]}, margin {margin:.2g}")
             assert margin < NEAR_TIE, (plan.name, row, params)
     return accepted
 
@@ -54,7 +56,7 @@ def check_request(
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(data=st.data())
-def test_any_request_in_any_batch(sampler, vocab, data):
+def test_any_batch_of_requests_gets_what_numpy_gives_it(sampler, vocab, data):
     plan = data.draw(st.sampled_from([*PLANS, *PRUNED]))
     batch = data.draw(st.integers(1, 3))
     params = [data.draw(sampling_params(sampler)) for _ in range(batch)]
@@ -79,8 +81,8 @@ def test_any_request_in_any_batch(sampler, vocab, data):
 @pytest.mark.parametrize(
     "plan", [plan for plan in (*PLANS, *PRUNED) if plan.drafts], ids=lambda plan: plan.name
 )
-def test_each_number_of_accepted_drafts(plan, sampler):
-    """0, 1, ... L accepted in the rows of one batch: no request's count leaks into another's."""
+def test_requests_of_a_batch_accept_different_numbers_of_drafts(plan, sampler):
+    """Of the plan's D drafts, the first request accepts none, the next one, ... the last D."""
     batch, vocab = plan.drafts + 1, 37
     rng = np.random.default_rng(plan.width)
     logits = rng.normal(0, 2, (batch, plan.width, vocab)).astype(np.float32)
@@ -102,7 +104,7 @@ def test_each_number_of_accepted_drafts(plan, sampler):
 
 @pytest.mark.parametrize("wrong", [0, 24], ids=["wrong", "missing"])
 def test_a_draft_behind_a_wrong_or_missing_one_is_not_accepted(wrong):
-    """Although it is right. A missing draft has the id V, which is beyond every sample."""
+    """Although it is right itself. A missing draft has the id V, which no sample has."""
     plan = fused_plan([2, 1, 0])
     logits = np.zeros((1, plan.width, 24), np.float32)
     logits[0, :, 5] = 9
@@ -125,8 +127,8 @@ def test_temperature_0_is_argmax_and_the_lower_id_wins_a_tie(sampler, level):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_temperature_0_tells_neighbouring_floats_apart(sampler):
-    """The larger one is drawn, although it has the higher id."""
+def test_temperature_0_draws_the_larger_of_two_neighbouring_floats(sampler):
+    """Although its token has the higher id, which loses a tie."""
     lower = np.random.default_rng(4).uniform(1, 16, 100).astype(np.float32)
     logits = np.zeros((100, 1, 37), np.float32)
     logits[:, 0, 5], logits[:, 0, 9] = lower, np.nextafter(lower, np.float32(100))
@@ -138,7 +140,7 @@ def test_temperature_0_tells_neighbouring_floats_apart(sampler):
 @pytest.mark.parametrize("temperature", [1e-6, 1e-25, 1e-35, 1e-40])
 @pytest.mark.parametrize("sampler", ["sample", "truncated"])
 def test_a_tiny_temperature_is_argmax(sampler, temperature):
-    """However large logits / temperature is, in numpy and in the graph."""
+    """In numpy and in the graph, although logits / temperature may overflow."""
     logits = np.random.default_rng(2).normal(0, 30, (20, 1, 37)).astype(np.float32)
     top_k = 5 if sampler == "truncated" else 0
     params = [SamplingParams(temperature, top_k, seed=b) for b in range(20)]
@@ -161,8 +163,7 @@ def test_ties_at_the_edge_of_top_k_are_all_kept(top_k):
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_plain_and_switched_off_truncation_draw_the_same(vocab):
-    """In the truncated tail, a request without truncation gets the tokens of the plain tail."""
+def test_a_request_without_truncation_gets_the_same_tokens_from_the_truncated_tail(vocab):
     logits = np.random.default_rng(0).normal(0, 2, (300, 1, vocab)).astype(np.float32)
     params = [SamplingParams(0.9, seed=b) for b in range(300)]
     outs = [

@@ -26,7 +26,8 @@ def nested(condition: str = "") -> str:
 
 
 def nested_lists(written: str) -> str:
-    """A list of two lists of two lists ..., 60 deep, without a loop."""
+    """Return a template that sets `l60`, a list of two lists of two lists ..., 60 deep, without a
+    loop, and then does what `written` says."""
     return (
         "{% set l0 = ['a'] %}"
         + "".join(f"{{% set l{i + 1} = [l{i}, l{i}] %}}" for i in range(60))
@@ -35,12 +36,12 @@ def nested_lists(written: str) -> str:
 
 
 def turns(statement: str, start: str, count: int = 99) -> str:
-    """So many turns of a statement about n.x, which is `start` before."""
+    """Return a template that sets n.x to `start`, and then `count` times to `statement`."""
     loop = f"{{% for i in range({count}) %}}{{% set n.x = {statement} %}}{{% endfor %}}"
     return f"{{% set n = namespace(x={start}) %}}{loop}"
 
 
-TOO_LONG = {
+TOO_SLOW = {
     "loops": nested().replace("BODY", "{% if false %}{% endif %}"),
     "a filter that is false": nested(" if false").replace("BODY", ""),
     "a filter of a filter": nested(" if range(99999) | map('string') | list | length == 1").replace(
@@ -108,14 +109,15 @@ REFUSED = {
     ),
     "a text a thousand deep": turns("[n.x]", "[]", 5000).replace("endfor %}", "endfor %}{{ n.x }}"),
 }
-ATTACKS = TOO_LONG | TOO_LARGE | REFUSED
-ALIKE = (
+ATTACKS = TOO_SLOW | TOO_LARGE | REFUSED
+SELDOM_TRIED = (
     "a filter of a filter|in, in a condition|translate|numbers|replace|batch|format|"
     "lists in lists, as JSON|tilde|plus|lists|times, not written|a list times|ljust|"
     "a width as argument|a width of the filter|a width of the method|a width in a width|"
     "the method join|a method's replace|indent|lipsum|expandtabs"
 )
-"""Attacks that meet the same limit as another attack; each costs a process of its own."""
+"""Attacks that meet the same limit as another attack. Each takes a process of its own, so that
+they are tried before a release only."""
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +128,13 @@ def brief() -> Limits:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[pytest.mark.seldom] * (case in ALIKE.split("|")))
+        pytest.param(case, marks=[pytest.mark.seldom] * (case in SELDOM_TRIED.split("|")))
         for case in ATTACKS
     ],
 )
 @pytest.mark.timeout(60)
 def test_an_attack_ends_in_one_line(case: str, brief: Limits, monkeypatch):
-    """From any thread: signals would only reach the first."""
+    """In any thread: Python handles signals, as those of a timer, in the main thread alone."""
     monkeypatch.setattr(chat_template, "RENDER_LIMITS", brief)
     template = ChatTemplate(ATTACKS[case])
     with ThreadPoolExecutor(1) as pool, pytest.raises(PassError) as error:
@@ -159,12 +161,11 @@ def test_a_template_works_again_after_an_attack(brief: Limits, monkeypatch):
 
 
 @pytest.mark.parametrize("depth", [300, 100_000])
-@pytest.mark.parametrize("opening", ["list", "object"])
-def test_messages_that_nest_deeply(opening: str, depth: int):
-    """They are rendered, or refused in one line."""
+@pytest.mark.parametrize("nested_in", ["list", "object"])
+def test_messages_that_nest_deeply_are_rendered_or_refused_in_one_line(nested_in: str, depth: int):
     content: object = "x"
     for _ in range(depth):
-        content = [content] if opening == "list" else {"a": content}
+        content = [content] if nested_in == "list" else {"a": content}
     template = ChatTemplate("{{ messages[0].content | tojson | length }}")
     if depth < 1000:
         assert template.render([{"content": content}]) == str(len(json.dumps(content)))
@@ -177,7 +178,7 @@ def test_messages_that_nest_deeply(opening: str, depth: int):
     "source",
     ["{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for a in b %}" * 30 + "{% endfor %}" * 30],
 )
-def test_a_template_that_cannot_be_compiled(source: str):
+def test_a_template_that_cannot_be_compiled_is_refused_in_one_line(source: str):
     for call in (ChatTemplate(source).check, lambda: ChatTemplate(source).render(USER)):
         with pytest.raises(PassError, match=r"^chat_template\.jinja: ") as error:
             call()

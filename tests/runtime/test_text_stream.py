@@ -1,4 +1,4 @@
-"""Streamed text: whole characters, stop strings cut out; joined pieces are the decoded text."""
+"""Streamed text: its pieces hold whole characters, and end before a stop string."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def tokenizer(tiny_bundle) -> Tokenizer:
 
 
 def say(
-    bundle, ids: list[int], prompt=(BOS,), plan: str = "two-pass", lookahead: int = 6, **more
+    bundle, ids: list[int], prompt=(BOS,), plan: str = "two-pass", lookahead: int = 6, **options
 ) -> Generation:
-    """A generation that recites `ids` after `prompt`, then ends the sequence."""
+    """Return a generation that recites `ids` after `prompt` and then ends the sequence."""
     session = reciting_session(bundle, recite(ids, len(prompt)))
-    options = GenerateOptions(**({"max_new_tokens": 500} | more), plan=plan, lookahead=lookahead)
-    return session.generate(list(prompt), options)
+    options = {"max_new_tokens": 500, "plan": plan, "lookahead": lookahead} | options
+    return session.generate(list(prompt), GenerateOptions(**options))
 
 
 @pytest.mark.slow
@@ -56,15 +56,14 @@ def test_pieces_hold_whole_characters(tiny_bundle, tokenizer, text, plan, lookah
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(text=PRINTABLE, before=PRINTABLE, plan=st.sampled_from(PLANS))
-def test_any_text_after_any_prompt(tiny_bundle, tokenizer, text, before, plan):
-    """Only the answer is shown, even if the prompt ends within a character."""
+def test_after_any_prompt_only_the_answer_is_shown(tiny_bundle, tokenizer, text, before, plan):
     prompt = [BOS, *tokenizer.encode(before).ids]
     generation = say(tiny_bundle, tokenizer.encode(text).ids, prompt, *plan).result()
     assert generation.text == text
 
 
-def test_a_prompt_that_ends_in_half_a_character(tiny_bundle, tokenizer):
-    """Given as token ids: the answer completes the character, and the prompt is not shown again."""
+def test_an_answer_to_a_prompt_that_ends_within_a_character(tiny_bundle, tokenizer):
+    """The prompt, given as token ids, lacks the last byte, with which the answer begins."""
     ids = tokenizer.encode("abc😀").ids
     assert tokenizer.decode(ids[:-1]).endswith("\ufffd")
     generation = say(tiny_bundle, [ids[-1], *tokenizer.encode(" ok").ids], ids[:-1]).result()
@@ -72,16 +71,16 @@ def test_a_prompt_that_ends_in_half_a_character(tiny_bundle, tokenizer):
     assert generation.text.endswith(" ok")
 
 
-def test_a_prompt_that_ends_in_a_replacement_character(tiny_bundle, tokenizer):
+def test_an_answer_to_a_prompt_that_ends_in_a_replacement_character(tiny_bundle, tokenizer):
     prompt = tokenizer.encode("abc\ufffd").ids
     assert say(tiny_bundle, tokenizer.encode("ok").ids, prompt).result().text == "ok"
 
 
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_incomplete_trailing_bytes_are_left_out(tiny_bundle, tokenizer, kept):
+@pytest.mark.parametrize("byte_count", [1, 2, 3])
+def test_the_bytes_of_an_incomplete_last_character_are_left_out(tiny_bundle, tokenizer, byte_count):
     emoji = tokenizer.encode("😀").ids
     assert len(emoji) == 4
-    ids = [*tokenizer.encode("ab").ids, *emoji[:kept]]
+    ids = [*tokenizer.encode("ab").ids, *emoji[:byte_count]]
     generation = say(tiny_bundle, ids).result()
     assert generation.text == "ab"
     assert generation.token_ids == [*ids, EOS]
@@ -118,17 +117,17 @@ def test_stop_strings_are_cut_off(tiny_bundle, tokenizer, text, stops, shown, pl
     pieces = list(generation)
     assert generation.text == "".join(piece.text for piece in pieces) == shown
     assert generation.finish_reason == "stop"
-    hit = [stop for stop in stops if stop and stop in text]
-    if not hit:
+    written_stops = [stop for stop in stops if stop and stop in text]
+    if not written_stops:
         assert generation.stop_reason == EOS
         assert generation.token_ids == [*ids, EOS]
         return
-    assert generation.stop_reason in hit
-    # The tokens kept end with the one that completes the stop: one fewer does not hold it yet.
+    assert generation.stop_reason in written_stops
+    # The last token that is kept is the one that completes the stop.
     kept = generation.token_ids
     assert kept == ids[: len(kept)]
-    assert any(stop in tokenizer.decode(kept) for stop in hit)
-    assert not any(stop in tokenizer.decode(kept[:-1]) for stop in hit)
+    assert any(stop in tokenizer.decode(kept) for stop in written_stops)
+    assert not any(stop in tokenizer.decode(kept[:-1]) for stop in written_stops)
     assert [token for piece in pieces for token in piece.token_ids] == kept
     assert generation.stats.generated_tokens == len(kept)
 
@@ -140,30 +139,30 @@ def test_stop_strings_before_min_tokens_are_text(tiny_bundle, tokenizer, plan, l
     texts = [tokenizer.decode(ids[:i]) for i in range(len(ids) + 1)]
     ends = [i for i in range(1, len(ids) + 1) if texts[i].endswith(";;") or ids[i - 1] == EOS]
     assert len(ends) == 3
-    for least in (0, 1, ends[0] - 1, ends[0], ends[1] - 1, ends[1], ends[2] - 1, ends[2]):
+    for min_tokens in (0, 1, ends[0] - 1, ends[0], ends[1] - 1, ends[1], ends[2] - 1, ends[2]):
         generation = say(
             tiny_bundle, ids, plan=plan, lookahead=lookahead, stop=(";;", "<eos>"),
-            min_tokens=least, ignore_eos=True, max_new_tokens=len(ids),
+            min_tokens=min_tokens, ignore_eos=True, max_new_tokens=len(ids),
         ).result()  # fmt: skip
-        end = next((end for end in ends if end > least), len(ids))
+        end = next((end for end in ends if end > min_tokens), len(ids))
         assert generation.token_ids == ids[:end]
         assert generation.text == texts[end].removesuffix(";;")
         assert generation.finish_reason == ("stop" if end in ends else "length")
 
 
-def test_a_stop_in_the_prompt_is_none(tiny_bundle, tokenizer):
-    """Even if the prompt's end and the answer's beginning spell it together."""
+def test_a_stop_that_begins_in_the_prompt_does_not_end_the_answer(tiny_bundle, tokenizer):
+    """The prompt's end and the answer's beginning spell it together."""
     prompt, answer = tokenizer.encode("END. EN").ids, tokenizer.encode("D. yes").ids
     assert say(tiny_bundle, answer, prompt, stop=("END.",)).result().text == "D. yes"
 
 
-def test_an_end_of_sequence_before_the_stop_wins(tiny_bundle, tokenizer):
+def test_an_end_of_sequence_before_a_stop_is_why_the_text_ends(tiny_bundle, tokenizer):
     ids = [*tokenizer.encode("ab").ids, EOS, *tokenizer.encode("STOP").ids]
     generation = say(tiny_bundle, ids, stop=("STOP",)).result()
     assert (generation.text, generation.stop_reason) == ("ab", EOS)
 
 
-def test_text_held_back_is_released_at_max_new_tokens(tiny_bundle, tokenizer):
+def test_text_that_might_begin_a_stop_is_shown_at_max_new_tokens(tiny_bundle, tokenizer):
     ids = tokenizer.encode("abSTO").ids
     generation = say(tiny_bundle, [*ids, *ids], stop=("STOP",), max_new_tokens=len(ids))
     assert "".join(piece.text for piece in generation) == generation.text == "abSTO"
@@ -177,12 +176,14 @@ def test_text_held_back_is_released_at_max_new_tokens(tiny_bundle, tokenizer):
     misses=st.sets(st.integers(0, 60)),
     plan=st.sampled_from(PLANS),
 )
-def test_any_stop_at_any_acceptance(tiny_bundle, tokenizer, text, stop, misses, plan):
+def test_a_stop_ends_the_text_whichever_drafts_are_wrong(
+    tiny_bundle, tokenizer, text, stop, misses, plan
+):
     ids = tokenizer.encode(text).ids
     target = recite(ids)
 
     def drafter(position: int) -> int:
-        return 2 if position in misses and target(position) != 2 else target(position)
+        return 2 if position in misses else target(position)
 
     session = reciting_session(tiny_bundle, target, drafter)
     options = GenerateOptions(200, plan=plan[0], lookahead=plan[1], stop=(stop,))

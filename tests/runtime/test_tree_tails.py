@@ -1,5 +1,5 @@
-"""Tails of trees: the path that the model takes through random trees, and the tree that is left,
-against numpy.
+"""Tails of trees, compared with numpy: the drafts that are accepted are a path from the root, and
+those of the next tree come from the group after the path's last draft.
 
 Where the graph takes another draft than numpy does, the two must be a near-tie of float32 rounding.
 """
@@ -35,7 +35,7 @@ VOCAB = 1024
 
 
 def path_to(plan: Plan, row: int) -> list[int]:
-    """The rows from the root to a draft, both included."""
+    """Return the rows from the root to a draft, both included."""
     path = [row]
     while path[0]:
         path.insert(0, plan.rows[path[0]].parent)
@@ -43,7 +43,8 @@ def path_to(plan: Plan, row: int) -> list[int]:
 
 
 def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
-    """Drafts that are right on the path to row `last`; no other child of a path row is."""
+    """Return drafts that are right on the path to row `last`, and no others that follow a row of
+    this path."""
     path = path_to(plan, last)
     ids = np.zeros(plan.drafts, np.int64)
     for row in range(1, plan.drafts + 1):
@@ -55,7 +56,8 @@ def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
 def check_tree(
     plan: Plan, logits, hidden, window: list[int], length: int, last: int, params: SamplingParams
 ) -> None:
-    """The drafts that follow each row are the first choices there, in their order."""
+    """Assert that in the next window, the drafts that follow each row are the likeliest ones there,
+    in this order. window: its ids. last: the last accepted row of the pass."""
     group = group_at(plan, last)
     tokens = dict(enumerate(window[: plan.drafts + 1]))
     states = hidden[np.array(group, np.int64) - (plan.width - len(plan.lookahead_rows))]
@@ -73,11 +75,10 @@ def check_tree(
         position = np.array([length + root_depth + depth + 1])
         scores = gumbel_scores(adjusted[:, depth], position, params)[0]
         ranked = np.sort(scores)[::-1]
-        kept = [tokens[child] for child in children]
-        assert len(set(kept)) == len(kept)
-        for rank, token in enumerate(kept):
+        choices = [tokens[child] for child in children]
+        assert len(set(choices)) == len(choices)
+        for rank, (token, best) in enumerate(zip(choices, ranked, strict=False)):
             # Tokens that truncation removed cannot be accepted: their order does not matter.
-            best = ranked[rank]
             assert best == -np.inf or abs(scores[token] - best) < NEAR_TIE, (plan.name, row, rank)
 
 
@@ -85,7 +86,7 @@ def check_tree(
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=st.data())
-def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
+def test_any_batch_of_trees_gets_what_numpy_gives_it(sampler, data):
     plan = data.draw(st.sampled_from([*TREES, *PRUNED_TREES]))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
@@ -99,10 +100,9 @@ def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
     samples = [oracle_samples(plan, logits[b], int(length[b]), own) for b, own in enumerate(params)]
     for b in range(batch):
         ids[b, 1 : 1 + plan.drafts] = plant_path(plan, samples[b], last[b], rng)
-    run = data.draw(st.sampled_from([None, run_in_place]))
-    more = {} if run is None else {"run": run}
-    more = {"active": active, "hidden": hidden, **more}
-    out = run_tail(plan, sampler, logits, ids.copy(), length, params, **more)
+    run = data.draw(st.sampled_from([run_graph, run_in_place]))
+    options = {"active": active, "hidden": hidden, "run": run}
+    out = run_tail(plan, sampler, logits, ids.copy(), length, params, **options)
     for b, own in enumerate(params):
         if not active[b]:
             assert (out["count"][b], out["next_length"][b]) == (0, length[b])
@@ -125,7 +125,8 @@ def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
     ids=str,
 )
 def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
-    """With the same group at hand, both leave the same first choices."""
+    """If the groups have the same logits, the tree's drafts 1 to 4, its chain of first choices, are
+    those of the fused pass."""
     windows, rng = [], np.random.default_rng(7)
     group = rng.normal(0, 3, (4, VOCAB)).astype(np.float32)
     hidden = rng.standard_normal((4, HIDDEN)).astype(np.float32)
@@ -144,7 +145,7 @@ def test_the_chain_of_first_choices_is_that_of_a_fused_pass(params):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("plan", TREES, ids=lambda plan: plan.name)
 def test_tails_of_trees_can_be_captured_and_share_memory(plan, sampler):
-    """Outputs may lie in the memory of inputs, and a CUDA graph can hold every operator."""
+    """Outputs may lie in the memory of inputs, and a CUDA graph can capture every operator."""
     graph = build_tail(plan, sampler, VOCAB, random_head(VOCAB)).graph
     assert not late_readers(graph)
     operators = {node.op_type for node in graph}
@@ -152,13 +153,14 @@ def test_tails_of_trees_can_be_captured_and_share_memory(plan, sampler):
 
 
 @pytest.mark.parametrize(("vocab", "head"), [(1024, False), (24, True), (1501, True)])
-def test_needs_a_head_with_candidates(vocab, head):
+def test_a_tree_needs_a_draft_head_with_candidate_tokens(vocab, head):
+    """Vocabularies of too few blocks, or whose last block is not full, have none."""
     with pytest.raises(ValueError, match="needs a draft head"):
         build_tail(full_tree(3, 2), "greedy", vocab, random_head(vocab) if head else None)
 
 
-def test_the_last_accepted_row_is_no_matter_of_ties():
-    """ONNX's ArgMax takes the first of equal values, engines any; here it takes the last."""
+def test_the_last_accepted_row_does_not_depend_on_which_of_equal_values_argmax_takes():
+    """ONNX's ArgMax takes the first, and engines may take any; here it takes the last."""
     plan, params, rng = full_tree(8, 4), SamplingParams(), np.random.default_rng(5)
     model = build_tail(plan, "greedy", VOCAB, random_head(VOCAB))
     maxima = (node for node in model.graph if node.op_type == "ArgMax")
