@@ -1,4 +1,7 @@
-"""The TensorRT backend compared with ONNX Runtime: on a fake device; on real ones with `-m gpu`."""
+"""Sessions on TensorRT engines write what ONNX Runtime writes; engines that do not fit are refused.
+
+The device is a fake one (`fake_gpu.py`), and with `-m gpu` a real one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ gpu, session = engine_sessions.gpu, engine_sessions.session
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one row", "two rows"])
 def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With engines whose narrowest window has one row, or two."""
+    """A bundle with engines whose narrowest window has one row, or two."""
     return with_engines(adapter_bundle, tmp_path_factory.mktemp("engines"), request.param)
 
 
@@ -70,29 +73,28 @@ def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_trees_write_what_the_cpu_writes(subset_bundle: Path, tmp_path: Path, monkeypatch):
-    """They write what the CPU writes, in captured programs."""
     gpu = Gpu(with_engines(subset_bundle, tmp_path, max_batch_size=2), monkeypatch)
-    moved: list[int] = []
+    moved_rows: list[int] = []
     keep_rows = KVCache.keep_rows
 
-    def noted(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
-        moved.extend(row for place, row in enumerate(rows) if row != place)
+    def recorded(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
+        moved_rows.extend(row for target, row in enumerate(rows) if row != target)
         keep_rows(self, slot, length, rows)
 
-    monkeypatch.setattr(KVCache, "keep_rows", noted)
+    monkeypatch.setattr(KVCache, "keep_rows", recorded)
     with gpu.open(max_batch_size=2) as session, load(subset_bundle, "cpu", threads=1) as on_cpu:
         for plan in ("tree-3", "tree-5", "tree-8", "tree-16"):
             for sampling in SAMPLINGS:
                 expected = run_prompt(on_cpu, sampling, "ar", 100)
-                found = run_prompt(session, sampling, plan, 100)
-                assert found.token_ids == expected.token_ids, plan
+                written = run_prompt(session, sampling, plan, 100)
+                assert written.token_ids == expected.token_ids, plan
         options = GenerateOptions(30, plan="tree-8", ignore_eos=True)
-        asked = [(PROMPT[i:], replace(options, logprobs=2 if i else None)) for i in range(3)]
-        together = [stream.result().token_ids for stream in submit_together(session, asked)]
-        assert together == [run_tokens(on_cpu, *one).token_ids for one in asked]
+        requests = [(PROMPT[i:], replace(options, logprobs=2 if i else None)) for i in range(3)]
+        together = [stream.result().token_ids for stream in submit_together(session, requests)]
+        assert together == [run_tokens(on_cpu, *request).token_ids for request in requests]
         with pytest.raises(PassError, match="run only look-ahead 4 without group sizes"):
             session.generate_ids(PROMPT, GenerateOptions(plan="tree:2,1,0,0"))
-    assert moved
+    assert moved_rows
     gpu.assert_all_freed()
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     compared = " ".join(comparison.plan for comparison in compare_engines(gpu.bundle, "tensorrt"))
@@ -109,32 +111,37 @@ def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
 
 
 def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
-    """It runs twice, then is replayed; a change of one part captures nothing of the other."""
-    backend, greedy = session.backend, "greedy"
+    """It runs uncaptured twice and is launched from then on. Another way to sample captures no
+    trunk or prefill pass again."""
+    backend = session.backend
     backend.resize(512, [0])
     backend.set_sampling(0, SAMPLINGS[2])
 
-    def runs(work) -> tuple[int, int]:
+    def run_five_times(work) -> tuple[int, int]:
         """Return how many captures and launches five runs make."""
         before = gpu.cuda.captures, gpu.cuda.launches
         for _ in range(5):
             work()
         return gpu.cuda.captures - before[0], gpu.cuda.launches - before[1]
 
-    kinds = [PassKind(ar_plan(), 1, *of) for of in product(SAMPLERS, (False, True))]
-    kinds += [PassKind(plan, 1, greedy) for plan in make_cycle("two-pass", 8).plans]
+    first_runs, later_runs = (1, 3), (0, 5)
+    kinds = [
+        PassKind(ar_plan(), 1, sampler, logprobs)
+        for sampler, logprobs in product(SAMPLERS, (False, True))
+    ]
+    kinds += [PassKind(plan, 1, "greedy") for plan in make_cycle("two-pass", 8).plans]
     for kind in kinds:
         backend.stage(0, kind.plan, 5, 7)
-        assert runs(lambda kind=kind: backend.run(kind)) == (1, 3), kind
-        assert runs(lambda kind=kind: backend.run(kind)) == (0, 5), kind
-    assert runs(lambda: backend.run_trunk(ar_plan(), 1)) == (1, 3)
-    assert runs(lambda: backend.prefill(0, 0, [5, 6], 32)) == (1, 3)
+        assert run_five_times(lambda kind=kind: backend.run(kind)) == first_runs, kind
+        assert run_five_times(lambda kind=kind: backend.run(kind)) == later_runs, kind
+    assert run_five_times(lambda: backend.run_trunk(ar_plan(), 1)) == first_runs
+    assert run_five_times(lambda: backend.prefill(0, 0, [5, 6], 32)) == first_runs
     for sampling in SAMPLINGS:
         backend.set_sampling(0, sampling)
-        assert runs(lambda: backend.run_trunk(ar_plan(), 1)) == (0, 5)
-        assert runs(lambda: backend.prefill(0, 2, [5, 6, 7], 32)) == (0, 5)
+        assert run_five_times(lambda: backend.run_trunk(ar_plan(), 1)) == later_runs
+        assert run_five_times(lambda: backend.prefill(0, 2, [5, 6, 7], 32)) == later_runs
     backend.resize(CAPACITY, [0])
-    assert runs(lambda: backend.run(kinds[0])) == (1, 3)
+    assert run_five_times(lambda: backend.run(kinds[0])) == first_runs
 
 
 def test_shapes_that_are_bound_already_are_not_set_again(session: Session, gpu: Gpu):
@@ -151,20 +158,21 @@ def test_shapes_that_are_bound_already_are_not_set_again(session: Session, gpu: 
 
 def test_logprobs_are_those_of_the_cpu(session: Session, engine_bundle: Path):
     for plan in ("ar", "two-pass", "fused"):
-        found, expected = (
-            run_prompt(one, SAMPLINGS[1], plan, logprobs=3)
-            for one in (session, cpu_session(engine_bundle))
+        on_engines, on_cpu = (
+            run_prompt(each, SAMPLINGS[1], plan, logprobs=3)
+            for each in (session, cpu_session(engine_bundle))
         )
-        assert found.token_ids == expected.token_ids
-        for mine, theirs in zip(found.tokens, expected.tokens, strict=True):
-            assert mine.logprobs is not None and theirs.logprobs is not None
-            assert mine.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-3)
-            assert [id for id, _ in mine.logprobs.top] == [id for id, _ in theirs.logprobs.top]
+        assert on_engines.token_ids == on_cpu.token_ids
+        for token, expected in zip(on_engines.tokens, on_cpu.tokens, strict=True):
+            assert token.logprobs is not None and expected.logprobs is not None
+            assert token.logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-3)
+            top, expected_top = (each.logprobs.top for each in (token, expected))
+            assert [id for id, _ in top] == [id for id, _ in expected_top]
 
 
 @pytest.mark.parametrize("capacity", [CAPACITY, 600, 512, 200, 100])
-def test_a_capacity_smaller_than_the_engines(gpu: Gpu, capacity: int):
-    """Whether or not it is one of the numbers of columns that engines read."""
+def test_a_text_ends_at_a_capacity_that_is_smaller_than_the_engines(gpu: Gpu, capacity: int):
+    """Also at one that is not among the numbers of columns that the engines read."""
     prompt = [2 + i % 300 for i in range(60)]
     options = GenerateOptions(1000, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
     with gpu.open(capacity=capacity) as session:
@@ -172,8 +180,8 @@ def test_a_capacity_smaller_than_the_engines(gpu: Gpu, capacity: int):
         padding = session.backend.capabilities.least_width - 1
         assert stream.finish_reason == "length"
         assert len(prompt) + len(stream.token_ids) == capacity + 1 - padding
-        asked = (prompt, replace(options, max_new_tokens=40))
-        assert_cpu_writes(gpu.bundle, asked, stream.token_ids[:40])
+        request = (prompt, replace(options, max_new_tokens=40))
+        assert_cpu_writes(gpu.bundle, request, stream.token_ids[:40])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +203,7 @@ def test_more_than_the_engines_were_built_for_is_refused(
     assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
 
 
-def test_growing_reads_more_columns_of_the_same_cache(
+def test_a_larger_capacity_reads_more_columns_of_the_same_cache(
     session: Session, gpu: Gpu, engine_bundle: Path
 ):
     long = [2 + i % 300 for i in range(480)]
@@ -205,11 +213,12 @@ def test_growing_reads_more_columns_of_the_same_cache(
     used = gpu.cuda.used
     assert run_tokens(session, long, options).token_ids == expected
     assert session.backend.capacity == CAPACITY
-    # Windows of other plans and the input `columns` take memory; the cache does not grow.
+    # Windows of other plans and the input `columns` take memory, but less than another cache: keys
+    # and values of 2 layers and 2 heads, of 16 floats for each entry.
     assert gpu.cuda.used - used < 2 * (2 * 2 * CAPACITY * 16 * 4)
 
 
-def test_logits_and_the_end_of_the_capacity(session: Session, engine_bundle: Path):
+def test_a_text_ends_at_the_engines_capacity(session: Session, engine_bundle: Path):
     long = [2 + i % 300 for i in range(CAPACITY - 20)]
     options = GenerateOptions(60, plan="fused", ignore_eos=True)
     stream = run_tokens(session, long, options)
@@ -228,7 +237,7 @@ def test_plans_without_engines_are_refused_before_anything_runs(session: Session
     assert run_prompt(session, plan="fused", lookahead=0).stats.tau == 1
 
 
-def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
+def test_a_cancelled_generation_does_not_change_the_next(session: Session):
     expected = run_prompt(session, SAMPLINGS[1]).token_ids
     options = GenerateOptions(40, SAMPLINGS[2], plan="fused", ignore_eos=True)
     stream = iter(session.generate_ids([5, 6, 7], options))
@@ -237,7 +246,7 @@ def test_a_cancelled_generation_leaves_nothing_behind(session: Session):
     assert run_prompt(session, SAMPLINGS[1], "two-pass").token_ids == expected
 
 
-def changed(manifest: Manifest, **changes: object) -> Manifest:
+def with_changed_engines(manifest: Manifest, **changes: object) -> Manifest:
     engines = (manifest.engines[0].model_copy(update=changes),)
     return manifest.model_copy(update={"engines": engines})
 
@@ -258,7 +267,7 @@ def changed(manifest: Manifest, **changes: object) -> Manifest:
 def test_engines_that_do_not_fit_are_refused_before_anything_is_allocated(
     gpu: Gpu, changes, message
 ):
-    gpu.manifest = changed(gpu.manifest, **changes)
+    gpu.manifest = with_changed_engines(gpu.manifest, **changes)
     with pytest.raises(PassError, match=message):
         gpu.open()
     assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
@@ -282,13 +291,14 @@ def test_damaged_engines_are_refused_before_anything_is_allocated(
 
 
 def change_engines(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
-    """Replace what `change` returns in the plan of every engine that is loaded."""
+    """Make every engine that is loaded differ from its file: `change` makes of the fake engine's
+    description the keys that are replaced."""
     init = FakeEngine.__init__
 
-    def changed(self: FakeEngine, library: FakeTensorRT, plan: dict) -> None:
+    def init_changed(self: FakeEngine, library: FakeTensorRT, plan: dict) -> None:
         init(self, library, plan | change(plan))
 
-    monkeypatch.setattr(FakeEngine, "__init__", changed)
+    monkeypatch.setattr(FakeEngine, "__init__", init_changed)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +332,7 @@ def test_an_engine_that_differs_from_the_manifest_is_refused(
 def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
     gpu: Gpu, side, name, axis, size, monkeypatch
 ):
-    """axis: which has another size; None leaves the tensor out."""
+    """The tensor's `axis` has another size, or the tensor is missing if axis is None."""
 
     def built_from_another_export(plan: dict) -> dict:
         tensors = dict(plan[side])
@@ -338,7 +348,7 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
     gpu.assert_all_freed()
 
 
-def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu):
+def test_an_old_driver_is_named_as_the_reason_why_engines_do_not_run(gpu: Gpu):
     gpu.cuda = cuda_without_gpu(12040)
     with pytest.raises(PassError, match=r"none is visible \(.* CUDA up to 12\.4, .* 580 or newer"):
         gpu.open()
@@ -346,13 +356,10 @@ def test_an_old_driver_is_why_engines_do_not_run(gpu: Gpu):
 
 @pytest.mark.parametrize(("version", "level"), [(12040, "WARNING"), (0, "INFO")])
 def test_auto_logs_why_engines_are_not_used(
-    gpu: Gpu,
-    monkeypatch,
-    caplog,
-    version: int,
-    level: str,
+    gpu: Gpu, monkeypatch, caplog, version: int, level: str
 ):
-    """With a driver, even an old one, it is a warning: the GPU is meant to be used."""
+    """With a driver, even an old one, it is a warning, because somebody wants to use the GPU.
+    version: of CUDA, as the driver reports it; 0 is no driver."""
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: cuda_without_gpu(version))
     caplog.set_level("INFO", "pass_runtime.device")
     assert find_engine_library(gpu.manifest) is None
@@ -362,7 +369,7 @@ def test_auto_logs_why_engines_are_not_used(
 
 
 def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch):
-    """These tests see no real GPU, so `auto` must fall back silently."""
+    """Without a GPU, `auto` opens the bundle elsewhere."""
     if find_device() is not None:
         pytest.skip("there is a GPU")
     assert load(gpu.bundle, "auto", threads=1).backend.capabilities.device in ("cpu", "cuda")
@@ -370,7 +377,7 @@ def test_auto_takes_engines_only_where_they_fit(gpu: Gpu, monkeypatch):
         load(gpu.bundle, "tensorrt")
     monkeypatch.setattr("pass_runtime.backends.open.find_device", lambda: find_device(gpu.cuda))
     assert find_engine_library(gpu.manifest) is LIBRARIES["tensorrt"]
-    assert find_engine_library(changed(gpu.manifest, targets=("sm75",))) is None
+    assert find_engine_library(with_changed_engines(gpu.manifest, targets=("sm75",))) is None
 
 
 @pytest.mark.gpu
@@ -397,36 +404,37 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
                 difference = first_difference(cpu, PROMPT, options, expected, written)
                 assert difference is None or difference.is_near_tie, f"{plan}: {difference}"
     with load(bundle, library, max_batch_size=4) as session:
-        asked = []
+        requests = []
         for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar")):
             options = GenerateOptions(20 + 7 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True)
-            asked.append(([2 + i, *PROMPT[i:]], options))
-        for one, stream in zip(asked, submit_together(session, asked), strict=True):
-            assert_cpu_writes(bundle, one, stream.result().token_ids)
+            requests.append(([2 + i, *PROMPT[i:]], options))
+        for request, stream in zip(requests, submit_together(session, requests), strict=True):
+            assert_cpu_writes(bundle, request, stream.result().token_ids)
     with load(bundle, library) as session:
         run_prompt(session, count=4)
-        free = find_device().free
+        free_bytes = find_device().free
         for _ in range(1000):
             run_prompt(session, count=4)
-        assert abs(find_device().free - free) < 1 << 20
+        assert abs(find_device().free - free_bytes) < 1 << 20
     assert (bundle / FILE_NAME).is_file()
 
 
 def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch):
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
-    found = compare_engines(gpu.bundle, "tensorrt")
-    assert [comparison.plan for comparison in found] == ["ar", "draft-8", "verify-8", "fused-8"]
-    assert all(comparison.relative < 1e-5 for comparison in found)
+    comparisons = compare_engines(gpu.bundle, "tensorrt")
+    plans = [comparison.plan for comparison in comparisons]
+    assert plans == ["ar", "draft-8", "verify-8", "fused-8"]
+    assert all(comparison.relative < 1e-5 for comparison in comparisons)
     assert not gpu.cuda.allocations
     run = FakeContext._run
 
-    def inexact(self, shapes, addresses):
+    def run_inexactly(self, shapes, addresses):
         run(self, shapes, addresses)
         if "columns" in shapes:  # the trunk
             logits = self._view("logits", (1, shapes["logit_rows"][0], 320), addresses)
             logits[..., 7] += np.float32(0.01) * np.abs(logits).max()
 
-    monkeypatch.setattr(FakeContext, "_run", inexact)
+    monkeypatch.setattr(FakeContext, "_run", run_inexactly)
     message = r"logits differ from ONNX Runtime's .* in plan ar; .*Reducing a failing graph"
     with pytest.raises(PassError, match=message):
         compare_engines(gpu.bundle, "tensorrt")

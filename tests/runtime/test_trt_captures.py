@@ -1,4 +1,5 @@
-"""Captured graphs on a (fake) device: each has own contexts; the uncapturable runs as it is."""
+"""CUDA graphs of passes on TensorRT engines (fake ones), errors of the library and of CUDA, and the
+cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from pass_runtime.errors import PassError
 gpu = engine_sessions.gpu
 
 SLOTS = 4
-ASKED = [
+REQUESTS = [
     ([2 + i, *PROMPT[i:]], GenerateOptions(9 + 3 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True))
     for i, plan in enumerate(("ar", "fused", "two-pass", "ar", "fused"))
 ]
@@ -46,27 +47,28 @@ def test_batches_that_take_turns_are_replayed(gpu: Gpu):
     """1, 2 and 4 sequences run in one profile's range of batches; prompts go into every slot."""
     with gpu.open(max_batch_size=SLOTS) as session:
         for count in (1, 4, 2, 1, 4, 2, 1, 4, 2, 1):
-            asked = ASKED[:count]
-            for one, stream in zip(asked, submit_together(session, asked), strict=True):
-                assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
+            batch = REQUESTS[:count]
+            for request, stream in zip(batch, submit_together(session, batch), strict=True):
+                assert_cpu_writes(gpu.bundle, request, stream.result().token_ids)
         assert gpu.cuda.launches > 50
 
 
 def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch):
-    given: list[tuple[int, int]] = []
+    """A larger block takes its place if an engine that is loaded later needs more."""
+    blocks: list[tuple[int, int]] = []  # (address, size), for each context
     set_memory = FakeContext.set_device_memory
 
-    def record(context: FakeContext, address: int, size: int) -> None:
-        given.append((address, size))
+    def recorded(context: FakeContext, address: int, size: int) -> None:
+        blocks.append((address, size))
         set_memory(context, address, size)
 
-    monkeypatch.setattr(FakeContext, "set_device_memory", record)
+    monkeypatch.setattr(FakeContext, "set_device_memory", recorded)
     with gpu.open(max_batch_size=SLOTS) as session:
         run_prompt(session, plan="two-pass")
-        assert len(given) > 3 and len(set(given)) == 1
+        assert len(blocks) > 3 and len(set(blocks)) == 1
         gpu.trt.scratch = 1 << 16
         run_prompt(session, SAMPLINGS[1], plan="two-pass")
-        assert len(set(given)) == 2
+        assert len(set(blocks)) == 2
         run_prompt(session, plan="two-pass")
     gpu.assert_all_freed()
 
@@ -79,15 +81,14 @@ def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
     with gpu.open(max_batch_size=SLOTS) as session:
         gpu.cuda.fail_capture = function
         for _ in range(3):
-            for one, stream in zip(ASKED, submit_together(session, ASKED), strict=True):
-                assert_cpu_writes(gpu.bundle, one, stream.result().token_ids)
+            for request, stream in zip(REQUESTS, submit_together(session, REQUESTS), strict=True):
+                assert_cpu_writes(gpu.bundle, request, stream.result().token_ids)
         assert gpu.cuda.captures == gpu.cuda.launches == 0
-        lines = [record.message for record in caplog.records]
-        logged = [line for line in lines if "runs without a CUDA graph" in line]
-        assert len(logged) == len(set(logged)) > 5
-        assert all(f"{function} failed with CUDA error 901" in message for message in logged)
-        assert any(message.startswith("pass ar 4 ") for message in logged)
-        names = {message.split(" runs without")[0] for message in logged}
+        lines = [line for line in caplog.messages if "runs without a CUDA graph" in line]
+        assert len(lines) == len(set(lines)) > 5
+        assert all(f"{function} failed with CUDA error 901" in line for line in lines)
+        assert any(line.startswith("pass ar 4 ") for line in lines)
+        names = {line.split(" runs without")[0] for line in lines}
         assert names == set(session.backend.uncaptured)
         gpu.cuda.fail_capture = ""
         run_prompt(session, plan="two-pass", logprobs=1)  # a pass with logprobs is new
@@ -96,19 +97,22 @@ def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
 
 
 def test_a_device_error_in_a_capture_closes_the_session(gpu: Gpu, monkeypatch):
-    def lose(cuda: FakeCuda, _stream: int, _mode: int) -> tuple[int]:
+    def lose_device(cuda: FakeCuda, _stream: int, _mode: int) -> tuple[int]:
         cuda.sticky_error = 719
         return (719,)
 
-    monkeypatch.setattr(FakeCuda, "cudaStreamBeginCapture", lose)
+    monkeypatch.setattr(FakeCuda, "cudaStreamBeginCapture", lose_device)
     session = gpu.open(max_batch_size=SLOTS)
-    lost = r"CUDA error 719, cudaErrorLaunchFailure, cudaStreamBeginCapture\); restart the process$"
-    with pytest.raises(PassError, match=lost):
+    error = (
+        r"CUDA error 719, cudaErrorLaunchFailure, cudaStreamBeginCapture\); restart the process$"
+    )
+    with pytest.raises(PassError, match=error):
         run_prompt(session)
     assert session.closed
 
 
-def test_the_librarys_own_messages_are_logged(gpu: Gpu, caplog):
+def test_the_messages_of_a_library_that_refuses_a_call_are_logged(gpu: Gpu, caplog):
+    """Its error is also part of the PassError. functions: what the PassError says of each."""
     functions = {
         "deserialize_cuda_engine": "cannot be loaded",
         "create_execution_context": "gets no execution context",
@@ -137,7 +141,7 @@ def test_the_librarys_own_messages_are_logged(gpu: Gpu, caplog):
         assert levels[logging.WARNING] == f"{name}: {function} has been asked for"
 
 
-def test_a_failure_that_the_library_does_not_log_names_cudas_error(gpu: Gpu, monkeypatch):
+def test_a_failure_that_the_library_does_not_explain_names_cudas_error(gpu: Gpu, monkeypatch):
     def fail(context: FakeContext, _stream: int) -> bool:
         context.cuda.failed(2)  # type: ignore[arg-type]
         return False
@@ -154,7 +158,7 @@ def test_a_failure_that_the_library_does_not_log_names_cudas_error(gpu: Gpu, mon
 
 
 def test_cudas_last_error_is_reset_after_a_failure(gpu: Gpu):
-    """Otherwise the next launch would be taken for its cause."""
+    """Otherwise the next call would report the old error as its own."""
     cuda = Cuda(gpu.cuda)
     gpu.cuda.limit = 1000
     for fail in (lambda: cuda.allocate(1 << 20), lambda: cuda.capture(cuda.synchronize)):
@@ -174,37 +178,39 @@ def test_the_errors_that_lose_the_device_are_those_of_cudas_documentation():
     assert {code: errors(code).name for code in DEVICE_LOST_ERRORS} == DEVICE_LOST_ERRORS
 
 
-def test_what_is_written_between_passes_is_not_waited_for(gpu: Gpu, monkeypatch):
-    """Each pass waits once, however many windows it was given, and reads none of them too late."""
+def test_the_host_waits_for_the_device_once_in_each_pass(gpu: Gpu, monkeypatch):
+    """It does not wait for the windows that it writes before the pass, which must all arrive."""
     waits: list[int] = []
     synchronize = FakeCuda.cudaStreamSynchronize
-    monkeypatch.setattr(
-        FakeCuda,
-        "cudaStreamSynchronize",
-        lambda cuda, stream: (waits.append(stream), synchronize(cuda, stream))[1],
-    )
+
+    def recorded(cuda: FakeCuda, stream: int) -> tuple[int]:
+        waits.append(stream)
+        return synchronize(cuda, stream)
+
+    monkeypatch.setattr(FakeCuda, "cudaStreamSynchronize", recorded)
     with gpu.open(max_batch_size=SLOTS) as session:
         backend, kind = session.backend, PassKind(ar_plan(), SLOTS, "greedy")
         backend.resize(512, [0] * SLOTS)
         for slot in range(SLOTS):
             backend.set_sampling(slot, SAMPLINGS[0])
 
-        def write(root: int) -> list[list[int]]:
+        def run_after(root: int) -> list[list[int]]:
             for slot in range(SLOTS):
                 backend.stage(slot, ar_plan(), 5 + slot, root + slot)
             return backend.run(kind)
 
-        first = write(7)
+        first = run_after(7)
         for _ in range(3):
-            write(90)
+            run_after(90)
         waits.clear()
-        assert write(7) == first and len(waits) == 1
-        assert write(90) != first and len(waits) == 2
+        assert run_after(7) == first and len(waits) == 1
+        assert run_after(90) != first and len(waits) == 2
         backend.logits(ar_plan(), SLOTS)
         assert len(waits) == 3
 
 
-def test_uploads_larger_than_the_staging_memory(gpu: Gpu):
+def test_uploads_of_any_size_arrive_in_order(gpu: Gpu):
+    """Those of more than the staging memory, here 256 bytes, too."""
     cuda = Cuda(gpu.cuda, staging_bytes=256)
     address = cuda.allocate(1 << 12)
     for size in (8, 100, 256, 257, 1 << 12):
@@ -212,53 +218,55 @@ def test_uploads_larger_than_the_staging_memory(gpu: Gpu):
             cuda.upload(address, np.full(size, value, np.uint8))
             if size <= 256:
                 cuda.upload(address + 256, np.full(size, value + 9, np.uint8))
-        found = np.zeros(size, np.uint8)
-        cuda.download(found, address)
-        assert (found == 4).all()
+        downloaded = np.zeros(size, np.uint8)
+        cuda.download(downloaded, address)
+        assert (downloaded == 4).all()
     cuda.close()
 
 
 class TestRuntimeCache:
-    """TensorRT-RTX keeps the kernels that it compiles."""
+    """TensorRT-RTX stores the kernels that it compiles in a file beside the engines."""
 
     @pytest.fixture
     def path(self, gpu: Gpu) -> Path:
         if not gpu.library.compiles_kernels:
-            pytest.skip("it compiles nothing")
+            pytest.skip("TensorRT compiles kernels when it builds the engines")
         path = gpu.manifest.engines[0].path(gpu.bundle) / RUNTIME_CACHE_FILE
         path.unlink(missing_ok=True)
         return path
 
-    def compiled(self, gpu: Gpu) -> int:
-        """How many kernels a new session compiles."""
+    def count_compiled(self, gpu: Gpu) -> int:
+        """Return how many kernels a new session compiles."""
         gpu.trt.compiled = 0
         with gpu.open() as session:
             run_prompt(session, plan="two-pass")
         return gpu.trt.compiled
 
     def test_the_next_process_compiles_nothing(self, gpu: Gpu, path: Path):
-        assert self.compiled(gpu) > 3 and path.is_file()
+        assert self.count_compiled(gpu) > 3 and path.is_file()
         written = path.stat().st_mtime_ns
-        assert self.compiled(gpu) == 0
+        assert self.count_compiled(gpu) == 0
         assert path.stat().st_mtime_ns == written  # nothing new, nothing written
         assert not list(path.parent.glob(f".{path.name}*"))
 
     def test_an_unreadable_cache_is_replaced(self, gpu: Gpu, path: Path):
-        path.write_bytes(b"of another one")
-        assert self.compiled(gpu) > 3
-        assert self.compiled(gpu) == 0
+        path.write_bytes(b"no cache of this library")
+        assert self.count_compiled(gpu) > 3
+        assert self.count_compiled(gpu) == 0
 
-    def test_where_it_cannot_be_written_kernels_are_compiled_again(
-        self, gpu: Gpu, path: Path, monkeypatch
-    ):
+    def test_without_a_writable_cache_kernels_are_compiled_again(self, gpu: Gpu, path: Path):
         path.mkdir()
         try:
-            assert self.compiled(gpu) > 3
-            assert self.compiled(gpu) > 3
+            assert self.count_compiled(gpu) > 3
+            assert self.count_compiled(gpu) > 3
         finally:
             path.rmdir()
+
+    def test_the_cache_is_not_written_after_the_device_is_lost(
+        self, gpu: Gpu, path: Path, monkeypatch
+    ):
         monkeypatch.setattr(
-            FakeRuntimeCache, "serialize", lambda _: pytest.fail("asked for in a lost process")
+            FakeRuntimeCache, "serialize", lambda _: pytest.fail("the device is lost")
         )
         session = gpu.open()
         run_prompt(session)
@@ -267,10 +275,10 @@ class TestRuntimeCache:
             run_prompt(session)
         session.close()
 
-    def test_a_stream_that_it_calls_uncapturable_is_not_captured(
+    def test_a_pass_that_the_library_calls_uncapturable_is_not_captured(
         self, gpu: Gpu, path: Path, caplog
     ):
         gpu.trt.refuses = {"is_stream_capturable"}
-        assert self.compiled(gpu) > 3
+        assert self.count_compiled(gpu) > 3
         assert gpu.cuda.captures == 0
         assert any(line.endswith("is_stream_capturable says no") for line in caplog.messages)

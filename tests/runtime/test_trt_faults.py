@@ -1,4 +1,5 @@
-"""Failures of a (fake) device: the request reports it, the next is right, all memory is freed."""
+"""Failures of a (fake) device: the request that fails reports the failure, the next request gets
+the right text, and all memory is freed at the end."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ from pass_server.app import make_app
 gpu, session = engine_sessions.gpu, engine_sessions.session
 
 SLOTS = 2
-ASKED = [
+REQUESTS = [
     (PROMPT, GenerateOptions(12, SAMPLINGS[1], plan="two-pass", ignore_eos=True)),
     (PROMPT[5:], GenerateOptions(9, SAMPLINGS[2], plan="fused", ignore_eos=True)),
 ]
-LONG = [(PROMPT, GenerateOptions(500, SAMPLINGS[1], plan="ar", ignore_eos=True))] * SLOTS
+LONG_REQUESTS = [(PROMPT, GenerateOptions(500, SAMPLINGS[1], plan="ar", ignore_eos=True))] * SLOTS
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def expected(engine_bundle: Path) -> list[list[int]]:
     cpu = cpu_session(engine_bundle)
-    return [cpu.generate_ids(*one).result().token_ids for one in ASKED]
+    return [cpu.generate_ids(*request).result().token_ids for request in REQUESTS]
 
 
 @pytest.mark.slow
@@ -75,31 +76,32 @@ def test_too_little_memory_says_what_to_do(engine_bundle: Path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_execution_may_fail(gpu: Gpu, expected: list[list[int]], caplog):
-    """A failure during a capture is only logged; replaying a captured graph executes nothing."""
-    failures, eager = [], []
+    """The first one fails, in another session the second one, and so on, until all have failed.
+    A failure during a capture fails no request; replaying a captured graph executes nothing."""
+    failures, uncaptured = [], []  # in each session: requests that fail, graphs not captured
     for number in range(1, 100):
         caplog.clear()
         with gpu.open(max_batch_size=SLOTS) as session:
             gpu.trt.fail_run = number
             message = "failed to run (execute_async_v3: it gave no reason)"
-            failures.append(count_failures(session, ASKED, expected, message))
-            reached = gpu.trt.fail_run <= 0
+            failures.append(count_failures(session, REQUESTS, expected, message))
+            has_failed = gpu.trt.fail_run <= 0
             gpu.trt.fail_run = 0
-            eager.append(sum("runs without a CUDA graph" in line for line in caplog.messages))
-            assert count_failures(session, ASKED, expected, "") == 0
+            uncaptured.append(sum("runs without a CUDA graph" in line for line in caplog.messages))
+            assert count_failures(session, REQUESTS, expected, "") == 0
         gpu.assert_all_freed()
-        if not reached:
+        if not has_failed:
             break
-    assert not failures.pop() and not eager.pop()  # the last time, all succeeded
+    assert not failures.pop() and not uncaptured.pop()  # nothing failed in the last session
     assert len(failures) > 15 and 2 in failures
-    assert all(bool(failed) != bool(logged) for failed, logged in zip(failures, eager, strict=True))
-    assert 0 < sum(map(bool, eager)) < len(eager) / 2 and max(eager) == 1
+    assert all(bool(a) != bool(b) for a, b in zip(failures, uncaptured, strict=True))
+    assert 0 < sum(map(bool, uncaptured)) < len(uncaptured) / 2 and max(uncaptured) == 1
 
 
 @pytest.mark.slow
 def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
-    """From the first one, while the session is opened, to the last one of a batch."""
-    refused = failed = 0
+    """From the first one, while the session is opened, to the last one of the requests."""
+    refused = failed = 0  # how many sessions were not opened, and had requests that failed
     for number in range(1, 300):
         gpu.cuda.fail_malloc = number
         try:
@@ -110,9 +112,9 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
             refused += 1
             continue
         with session:
-            failures = count_failures(session, ASKED, expected, "MiB left")
+            failures = count_failures(session, REQUESTS, expected, "MiB left")
             gpu.cuda.fail_malloc = 0
-            assert count_failures(session, ASKED, expected, "") == 0
+            assert count_failures(session, REQUESTS, expected, "") == 0
         gpu.assert_all_freed()
         if not failures:
             break
@@ -121,40 +123,42 @@ def test_every_allocation_may_fail(gpu: Gpu, expected: list[list[int]]):
     assert number == refused + failed + 1
 
 
-def test_a_half_bound_context_is_bound_again(gpu: Gpu, monkeypatch):
+def test_a_context_that_was_bound_in_part_is_bound_again(gpu: Gpu, monkeypatch):
     """Prefill of slot 1 fails after its cache was bound: prefill of slot 0 must not write there."""
-    # TensorRT-RTX may say so.
+    # No pass is captured, as TensorRT-RTX may decide.
     monkeypatch.setattr(FakeContext, "is_stream_capturable", lambda *_: False, raising=False)
     with gpu.open(max_batch_size=SLOTS) as session:
         backend = session.backend
         backend.resize(512, [0, 0])
         backend.set_sampling(0, SAMPLINGS[0])
 
-        def logits_behind(tokens: list[int]) -> np.ndarray:
+        def logits_after(tokens: list[int]) -> np.ndarray:
             backend.prefill(0, 0, tokens, 32)
             backend.stage(0, ar_plan(), len(tokens), 7)
             backend.run_trunk(ar_plan(), 1)
             return backend.logits(ar_plan())
 
-        first = logits_behind([5, 6, 7])
-        other = logits_behind([9, 9, 9])
+        first = logits_after([5, 6, 7])
+        other = logits_after([9, 9, 9])
         backend.prefill(0, 0, [1, 2, 3], 32)
-        set_address, last = FakeContext.set_tensor_address, "present_value.1"
+        set_address, last_tensor = FakeContext.set_tensor_address, "present_value.1"
+
+        def refuse_last(context: FakeContext, name: str, address: int) -> bool:
+            return name != last_tensor and set_address(context, name, address)
+
         with (
             monkeypatch.context() as patch,
-            pytest.raises(PassError, match=f"refuses the address of {last}"),
+            pytest.raises(PassError, match=f"refuses the address of {last_tensor}"),
         ):
-            patch.setattr(
-                FakeContext,
-                "set_tensor_address",
-                lambda *given: given[1] != last and set_address(*given),
-            )
+            patch.setattr(FakeContext, "set_tensor_address", refuse_last)
             backend.prefill(1, 0, [9, 9, 9], 32)
-        assert np.array_equal(logits_behind([5, 6, 7]), first) and not np.array_equal(first, other)
+        assert np.array_equal(logits_after([5, 6, 7]), first) and not np.array_equal(first, other)
 
 
-def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu):
-    """The request fails, and succeeds when it is repeated: larger columns need new memory."""
+def test_memory_that_runs_out_while_a_sequence_grows_fails_its_request_only(
+    session: Session, gpu: Gpu
+):
+    """More columns need new memory. The same request succeeds later."""
     long = [2 + i % 300 for i in range(500)]
     options = GenerateOptions(60, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
     session.generate_ids(long, replace(options, max_new_tokens=4)).result()
@@ -173,51 +177,54 @@ def test_memory_that_runs_out_while_a_sequence_grows(session: Session, gpu: Gpu)
 @pytest.mark.slow
 def test_a_thousand_generations_leave_memory_flat(session: Session, gpu: Gpu):
     kinds = [(sampling, plan) for sampling in SAMPLINGS for plan in ("ar", "two-pass", "fused")]
-    first = [run_prompt(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
+    # Three times, because a pass is captured at its third run.
+    texts = [run_prompt(session, *kind, count=4).token_ids for kind in kinds for _ in range(3)][::3]
     before = gpu.counts()
     for number in range(1000):
-        at = number % len(kinds)
-        assert run_prompt(session, *kinds[at], count=4).token_ids == first[at]
+        i = number % len(kinds)
+        assert run_prompt(session, *kinds[i], count=4).token_ids == texts[i]
     assert gpu.counts() == before
 
 
 @pytest.mark.parametrize("code", [700, 719])
 def test_an_error_that_loses_the_device_closes_the_session(gpu: Gpu, code: int):
-    """Every request and the health check report it; after a single failure the session goes on."""
+    """Every request reports the error, and the server's health check fails."""
     session = gpu.open(max_batch_size=SLOTS)
     app = make_app(session)
     assert get(app, "/health") == 200
-    running = [session.generate_ids(*one) for one in LONG]
+    running = [session.generate_ids(*request) for request in LONG_REQUESTS]
     next(running[0])
-    waiting = session.generate_ids(*ASKED[0])
+    waiting = session.generate_ids(*REQUESTS[0])
     gpu.cuda.sticky_error = code
-    lost = rf"^the GPU works no more for this process \(CUDA error {code}, .*restart the process$"
+    error = rf"^the GPU works no more for this process \(CUDA error {code}, .*restart the process$"
     for stream in (*running, waiting):
-        with pytest.raises(PassError, match=lost):
+        with pytest.raises(PassError, match=error):
             stream.result()
         assert stream.finish_reason == "error"
     assert session.closed
-    with pytest.raises(PassError, match=lost):
-        session.generate_ids(*ASKED[0])
+    with pytest.raises(PassError, match=error):
+        session.generate_ids(*REQUESTS[0])
     assert get(app, "/health") == get(app, "/ready") == 503
     session.close()
     session.close()
 
 
 def get(app: FastAPI, path: str) -> int:
-    async def ask() -> int:
+    """Return the HTTP status of a request to the server."""
+
+    async def get_status() -> int:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return (await client.get(path)).status_code
 
-    return asyncio.run(ask())
+    return asyncio.run(get_status())
 
 
 @pytest.mark.parametrize("code", [2, 46, 900])
-def test_other_errors_close_nothing(gpu: Gpu, expected: list[list[int]], code: int):
+def test_other_errors_do_not_close_the_session(gpu: Gpu, expected: list[list[int]], code: int):
     with gpu.open(max_batch_size=SLOTS) as session:
         gpu.cuda.sticky_error = code
-        failed = count_failures(session, ASKED, expected, "")
+        failed = count_failures(session, REQUESTS, expected, "")
         gpu.cuda.sticky_error = 0
         assert failed == SLOTS and not session.closed
-        assert count_failures(session, ASKED, expected, "") == 0
+        assert count_failures(session, REQUESTS, expected, "") == 0

@@ -33,14 +33,14 @@ ROUNDING = 1e-5
 def weights_session(vocab: int, normalized: bool) -> ort.InferenceSession:
     op = GraphTape("weights")
     logits = op.input("logits", np.float32, ["batch", ROWS, vocab])
-    found = SamplerNodes(op, "truncated", vocab).weights(logits, ROWS, normalized=normalized)
-    return open_graph(op.model({"weights": (found, np.float32, ["batch", ROWS, vocab])}))
+    weights = SamplerNodes(op, "truncated", vocab).weights(logits, ROWS, normalized=normalized)
+    return open_graph(op.model({"weights": (weights, np.float32, ["batch", ROWS, vocab])}))
 
 
 def graph_weights(
     logits: np.ndarray, params: list[SamplingParams], *, normalized: bool = False
 ) -> np.ndarray:
-    """[B,ROWS,V] of logits [B,ROWS,V]."""
+    """Return [B,ROWS,V] of logits [B,ROWS,V]: how likely each token is, 0 if it is removed."""
     feed = request_feed(params) | {"logits": logits}
     return run_graph(weights_session(logits.shape[2], normalized), feed)["weights"]
 
@@ -51,7 +51,8 @@ def numpy_kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def transformers_kept(logits: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:
-    """[N,V] bool, in float64. slack: above 0 keeps a little more than `params`, below 0 less."""
+    """Return [N,V] bool, computed in float64. slack: above 0 keeps a little more than `params`
+    says, below 0 a little less."""
     warpers = [TemperatureLogitsWarper(params.temperature)]
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
@@ -80,26 +81,29 @@ def truncations(draw) -> SamplingParams:
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(params=st.lists(truncations(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
 def test_the_tokens_of_transformers_are_kept(vocab, params, seed):
-    """Tokens that are nearer to a limit than rounding may be kept or removed."""
+    """Tokens that are nearer to a limit than ROUNDING may be kept or removed."""
     assume(all(p.sampler == "truncated" for p in params))
     logits = np.random.default_rng(seed).normal(0, 3, (len(params), ROWS, vocab)).astype(np.float32)
     from_graph = graph_weights(logits, params) > 0
     for b, own in enumerate(params):
-        least, most = (transformers_kept(logits[b], own, slack) for slack in (-ROUNDING, ROUNDING))
+        certain, possible = (
+            transformers_kept(logits[b], own, slack) for slack in (-ROUNDING, ROUNDING)
+        )
         if own.top_p < 1 and not own.top_k:
-            assume(most.sum(-1).max() <= MAX_CANDIDATES)
-        for ours in (numpy_kept(logits[b], own), from_graph[b]):
-            assert (least <= ours).all(), own
-            assert (ours <= most).all(), own
+            assume(possible.sum(-1).max() <= MAX_CANDIDATES)  # top-p alone keeps no more
+        for kept in (numpy_kept(logits[b], own), from_graph[b]):
+            assert (certain <= kept).all(), own
+            assert (kept <= possible).all(), own
 
 
 STAIRS = 1200
+"""Tokens whose probabilities fall in steps; all others have next to none."""
 
 
 @st.composite
 def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
-    """A request; the slope of its probabilities, which fall in steps (0: all are equal); and the
-    step at which its nucleus ends, often next to the last of the first or of all candidates."""
+    """Draw a request; the slope of its log-probabilities over the STAIRS (0: all are equal); and
+    the step at which top-p and min-p end, often near FIRST_CANDIDATES or MAX_CANDIDATES."""
     slope = draw(st.sampled_from([0.0, 0.002, 0.01, 0.05, 0.3]))
     edges = [edge + i for edge in (FIRST_CANDIDATES, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
     step = draw(st.one_of(st.sampled_from(edges), st.integers(1, STAIRS)))
@@ -109,8 +113,8 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
     shares = np.exp(-slope * np.arange(STAIRS))
     shares /= shares[: top_k or STAIRS].sum()
     step = min(step, int((shares > 1e-4).sum()))  # float32 sums do not distinguish later steps
-    between = shares[:step].sum() - shares[step - 1] / 2
-    top_p = draw(st.one_of(st.just(1.0), st.just(float(min(1.0, between)))))
+    mid_step = shares[:step].sum() - shares[step - 1] / 2
+    top_p = draw(st.one_of(st.just(1.0), st.just(float(min(1.0, mid_step)))))
     min_p = draw(st.one_of(st.just(0.0), st.just(float(np.exp(-slope * (step - 0.5))))))
     return SamplingParams(1.0, top_k, top_p, min_p=min_p), slope, step
 
@@ -119,20 +123,20 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
 @pytest.mark.parametrize("vocab", [2048, 20_000, 20_001])
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(cases=st.lists(requests_on_stairs(), min_size=1, max_size=4), seed=st.integers(0, 2**32))
-def test_whether_the_first_candidates_suffice_makes_no_difference(vocab, cases, seed):
-    """Rows for which they suffice stand beside rows for which they do not. Limits are in the middle
-    of steps, so that rounding does not matter: the kept tokens are exactly numpy's."""
+def test_the_same_tokens_are_kept_whether_or_not_the_first_candidates_suffice(vocab, cases, seed):
+    """Rows for which FIRST_CANDIDATES suffice stand beside rows that need more. Limits are in the
+    middle of steps, so that rounding does not matter: numpy keeps exactly the same tokens."""
     params, rng = [case[0] for case in cases], np.random.default_rng(seed)
     logits = np.full((len(cases), ROWS, vocab), -30, np.float32)
     for b, (_, slope, _) in enumerate(cases):
         for row in range(ROWS):
             logits[b, row, rng.permutation(vocab)[:STAIRS]] = -slope * np.arange(STAIRS)
-    found = graph_weights(logits, params) > 0
+    kept = graph_weights(logits, params) > 0
     for b, (own, slope, step) in enumerate(cases):
         if own.sampler == "truncated":
-            assert np.array_equal(found[b], numpy_kept(logits[b], own)), own
+            assert np.array_equal(kept[b], numpy_kept(logits[b], own)), own
         if slope and own.top_p < 1 and not own.top_k and not own.min_p:
-            assert (found[b].sum(-1) == min(step, MAX_CANDIDATES)).all()
+            assert (kept[b].sum(-1) == min(step, MAX_CANDIDATES)).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -141,11 +145,11 @@ def test_ties_at_the_edge_of_min_p_are_kept(min_p, temperature):
     """As in transformers: a token exactly `min_p` times as likely stays; so does the likeliest."""
     logits = np.full((1, ROWS, 37), -9, np.float32)
     logits[..., [3, 8, 21]] = 4
-    found = graph_weights(logits, [SamplingParams(temperature, min_p=min_p)])[0, 0]
-    assert np.flatnonzero(found).tolist() == [3, 8, 21]
+    weights = graph_weights(logits, [SamplingParams(temperature, min_p=min_p)])[0, 0]
+    assert np.flatnonzero(weights).tolist() == [3, 8, 21]
 
 
-def test_min_p_alone_keeps_more_than_the_candidates():
+def test_min_p_alone_may_keep_more_than_max_candidates():
     logits = np.random.default_rng(1).normal(0, 0.1, (2, ROWS, 20_000)).astype(np.float32)
     params = [SamplingParams(1.0, min_p=0.01), SamplingParams(1.0)]
     assert (graph_weights(logits, params) > 0).all()
@@ -153,16 +157,16 @@ def test_min_p_alone_keeps_more_than_the_candidates():
 
 
 @pytest.mark.parametrize("vocab", [37, 1501])
-def test_normalized_weights_add_up_to_one_and_are_the_softmax_where_nothing_is_removed(vocab):
+def test_normalized_weights_of_truncated_rows_add_up_to_one_and_others_are_unchanged(vocab):
     logits = np.random.default_rng(2).normal(0, 3, (2, ROWS, vocab)).astype(np.float32)
     params = [SamplingParams(0.7, min_p=0.05), SamplingParams(0.7)]
-    some, every = graph_weights(logits, params, normalized=True)
-    assert np.allclose(some.sum(-1), 1, atol=1e-6)
-    assert not some.all()
-    assert np.array_equal(every, graph_weights(logits, params)[1])
+    truncated, complete = graph_weights(logits, params, normalized=True)
+    assert np.allclose(truncated.sum(-1), 1, atol=1e-6)
+    assert not truncated.all()
+    assert np.array_equal(complete, graph_weights(logits, params)[1])
 
 
-def test_min_p_needs_the_truncated_tail():
+def test_min_p_needs_the_truncated_sampler_unless_the_request_is_greedy():
     for min_p, sampler in ((0.0, "sample"), (1e-9, "truncated"), (1.0, "truncated")):
         assert SamplingParams(1.0, min_p=min_p).sampler == sampler
         assert SamplingParams(0.0, min_p=min_p).sampler == "greedy"

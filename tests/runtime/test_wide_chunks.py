@@ -31,8 +31,9 @@ def model(dtype: str, hidden_size: int, heads: int) -> ModelInfo:
     )
 
 
-def test_wide_chunks_are_those_with_room():
-    """For 7B in fp16 and fp32, and 135M: a chunk's cache fits the memory that its rows have."""
+def test_a_chunk_is_as_wide_as_memory_for_its_activations_allows():
+    """For models like 7B in fp16 and in fp32, and like 135M: by chunk width, the largest KV
+    capacity with which its activations fit MAX_CHUNK_BYTES."""
     capacities = ort_backend.doubling_capacities(32768)
     large, small = model("float16", 4096, 32), model("float16", 576, 9)
     assert wide_chunks(large, capacities) == {2048: 2048, 1024: 8192}
@@ -45,19 +46,20 @@ def test_wide_chunks_are_those_with_room():
 
 
 def chunks(capacity: int, tokens: int, limit: int | None = None) -> list[int]:
-    """The widths in which `tokens` tokens are read while the cache grows from `capacity`."""
+    """Return the widths in which `tokens` tokens are read while the KV cache grows from
+    `capacity`. limit: the largest width, if other requests decode."""
     sizes = (256, 512, 1024, 2048, 4096, 8192)
     limits = Capabilities(
         "cuda", 320, sizes, (2048, 1024, 256, 64, 16, 1), chunk_capacities={2048: 4096, 1024: 8192}
     )
-    backend, found, start = SimpleNamespace(capabilities=limits, capacity=capacity), [], 0
+    backend, widths, start = SimpleNamespace(capabilities=limits, capacity=capacity), [], 0
     while start < tokens:
         count, width = Runner._chunk(SimpleNamespace(backend=backend), start, tokens, limit)  # type: ignore[arg-type]
         backend.capacity = max(backend.capacity, limits.capacity(start + width))
         assert backend.capacity <= limits.chunk_capacities.get(width, limits.max_capacity)
-        found.append(width)
+        widths.append(width)
         start += count
-    return found
+    return widths
 
 
 def test_the_widths_depend_on_the_capacity():
@@ -82,15 +84,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_engines_read_wide_chunks(bundle: Path, monkeypatch):
-    """The warm-up captures them for every slot; while others decode, chunks are narrow as ever."""
-    read: list[int] = []
+    """The warm-up captures them for every slot. While others decode, chunks are narrow."""
+    widths: list[int] = []
     prefill = TrtBackend.prefill
 
-    def noted(backend: TrtBackend, slot: int, length: int, tokens: list[int], width: int) -> None:
-        read.append(width)
-        prefill(backend, slot, length, tokens, width)
+    def recorded(backend: TrtBackend, slot: int, length: int, ids: list[int], width: int) -> None:
+        widths.append(width)
+        prefill(backend, slot, length, ids, width)
 
-    monkeypatch.setattr(TrtBackend, "prefill", noted)
+    monkeypatch.setattr(TrtBackend, "prefill", recorded)
     gpu = Gpu(bundle, monkeypatch)
     assert gpu.manifest.engines[0].prefill_widths == (2048, 1024, 256, 32)
     profiles = [each.sizes for each in gpu.manifest.engines[0].engines[-1].profiles]
@@ -101,17 +103,17 @@ def test_engines_read_wide_chunks(bundle: Path, monkeypatch):
             name = f"prefill {width} {slot} over {CAPACITY} columns"
             assert name in session.backend.captures
         captures = gpu.cuda.captures
-        read.clear()
+        widths.clear()
         options = GenerateOptions(4, plan="ar", ignore_eos=True)
         written = session.generate_ids(PROMPT, options).result().token_ids
         assert_cpu_writes(bundle, (PROMPT, options), written)
-        assert read[0] == 2048 and gpu.cuda.captures == captures
-        read.clear()
+        assert widths[0] == 2048 and gpu.cuda.captures == captures
+        widths.clear()
         decoding = ([5, 6, 7], replace(options, max_new_tokens=60))
-        asked = (decoding, ([9, *PROMPT[:1500]], options))
-        for one, stream in zip(asked, submit_together(session, asked), strict=True):
-            assert_cpu_writes(bundle, one, stream.result().token_ids)
-        assert read.count(32) > 20 and max(read) == 32, read
+        requests = (decoding, ([9, *PROMPT[:1500]], options))
+        for request, stream in zip(requests, submit_together(session, requests), strict=True):
+            assert_cpu_writes(bundle, request, stream.result().token_ids)
+        assert widths.count(32) > 20 and max(widths) == 32, widths
 
 
 def test_onnx_runtime_reads_wide_chunks_on_cuda_only(bundle: Path, monkeypatch):

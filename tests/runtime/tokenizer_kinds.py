@@ -1,4 +1,5 @@
-"""Small tokenizers with every kind of decoder, and the text that the tokenizers library gives."""
+"""Small tokenizers with every kind of decoder, and how the tokenizers library decodes with them:
+what tests of the detokenizer compare with."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 SPECIAL = ["<s>", "</s>"]
 WORDS = ["a", "b", "ab", "(ab", ".", "n't", "é", "世", "\ufffd", "x"]
 BYTES = list(bytes.fromhex("20 41 61 80 81 82 9F AC BD BF C0 C3 E2 E3 ED EF F0 F4 FF"))
-"""They make whole characters, beginnings of characters, and bytes that begin none."""
+"""They make whole characters, beginnings of characters, and bytes that are part of none."""
 
 
 def _alphabet() -> dict[int, str]:
-    """The characters by which GPT-2 writes bytes."""
+    """Return the character by which GPT-2 writes each byte."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {
@@ -40,12 +41,15 @@ def byte_level() -> Tokenizer:
     return _finished(tokenizer, decoders.ByteLevel())
 
 
-def _pieces(more: Sequence[str] = ()) -> list[str]:
-    return ["<unk>", *WORDS, "\u2581", "\u2581a", "\u2581\u2581", "\u2581.", "a\u2581b", *more]
+def _pieces(others: Sequence[str] = ()) -> list[str]:
+    return ["<unk>", *WORDS, "\u2581", "\u2581a", "\u2581\u2581", "\u2581.", "a\u2581b", *others]
 
 
 def byte_fallback(*, strip: int = 1) -> Tokenizer:
-    """As Llama 2's and Mistral's; without `strip` as Gemma's."""
+    """Make a tokenizer as those of Llama 2 and Mistral, or of Gemma if `strip` is 0.
+
+    strip: how many spaces the decoder removes at the beginning of a text.
+    """
     pieces = _pieces([f"<0x{byte:02X}>" for byte in range(256)])
     ids = {piece: i for i, piece in enumerate(pieces)}
     model = models.BPE(ids, [], unk_token="<unk>", byte_fallback=True)
@@ -89,21 +93,21 @@ OF_BYTE = re.compile("<0x(..)>")
 BYTE_OF = {character: byte for byte, character in _alphabet().items()}
 
 
-def byte_of(name: str, tokenizer: Tokenizer, piece: str) -> bytes | None:
-    """The byte that a token of one byte stands for."""
+def byte_of(name: str, piece: str) -> bytes | None:
+    """Return the byte of a token that stands for one byte; None for other tokens."""
     match = OF_BYTE.fullmatch(piece)
     return bytes([int(match[1], 16)]) if match and name.startswith("byte-fallback") else None
 
 
-def begins_a_character(found: bytes) -> bool:
-    """Whether some bytes would complete `found`."""
+def begins_a_character(data: bytes) -> bool:
+    """Return whether some more bytes would make a character of `data`."""
     endings = [bytes([byte]) * count for byte in (0x80, 0xBF) for count in (1, 2, 3)]
-    return bool(found) and any(is_character(found + ending) for ending in endings)
+    return bool(data) and any(is_character(data + ending) for ending in endings)
 
 
-def is_character(found: bytes) -> bool:
+def is_character(data: bytes) -> bool:
     try:
-        return len(found.decode()) == 1
+        return len(data.decode()) == 1
     except UnicodeDecodeError:
         return False
 
@@ -111,8 +115,9 @@ def is_character(found: bytes) -> bool:
 def whole(name: str, tokens: list[int], *, cut: bool) -> str:
     """Decode all tokens with the tokenizers library. cut: without an incomplete last character.
 
-    Its decoder for byte fallback turns a whole run of bytes into U+FFFD if one of them is stray. So
-    an empty token ends the run after every character, and after every byte that is part of none.
+    The library's decoder for byte fallback turns a whole run of bytes into U+FFFD if one of them is
+    part of no character. So this puts an empty token, which ends a run, after every character and
+    after every byte that is part of none.
     """
     tokenizer = TOKENIZERS[name]
     if name == "byte-level":
@@ -129,7 +134,8 @@ def whole(name: str, tokens: list[int], *, cut: bool) -> str:
     ]
     parts: list[str] = []
     while pieces:
-        of_bytes = [byte_of(name, tokenizer, piece) for piece in pieces[:4]]
+        # A character has at most four bytes. sizes: how many pieces from the first on are bytes.
+        of_bytes = [byte_of(name, piece) for piece in pieces[:4]]
         sizes = [size for size in range(1, 1 + len(of_bytes)) if None not in of_bytes[:size]]
         size = next((size for size in sizes if is_character(b"".join(of_bytes[:size]))), 1)
         if cut and len(pieces) in sizes and size == 1 and begins_a_character(b"".join(of_bytes)):
