@@ -30,7 +30,9 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
     return with_engines(adapter_bundle, tmp_path_factory.mktemp("batches"), request.param, SLOTS)
 
 
-def make_requests(plans: tuple[str, ...], count: int = 7, **options: object) -> list[PromptAndOptions]:
+def make_requests(
+    plans: tuple[str, ...], count: int = 7, **options: object
+) -> list[PromptAndOptions]:
     """Return requests that differ in length of prompt and text, in sampling and in plan."""
     return [
         (
