@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from engine_sessions import Gpu, run_prompt, with_engines
 from fake_cuda import FakeCuda
-from test_ort_engine import Cuda as FakeSession
+from test_ort_engine import FakeSession
 
 from pass_runtime import load
 from pass_runtime.backends import cuda as cuda_api
@@ -79,7 +79,7 @@ def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
 
 
 def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkeypatch):
-    FakeSession.install(monkeypatch, FakeSession(0))
+    FakeSession(monkeypatch, 0)
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     for device in ("tensorrt:2", "cuda:2"):
         with pytest.raises(PassError, match=NO_GPU_2):
@@ -91,10 +91,10 @@ def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkey
 
 def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch):
     """Sessions, what is bound to them, and the memory that they work in."""
-    session = FakeSession.install(monkeypatch, FakeSession(1))
+    session = FakeSession(monkeypatch, 1)
     open_session(Path("x"), "cuda:1")
-    assert [tried["device_id"] for tried in session.tried] == ["1", "1"]
-    assert set(session.tried[0]) > {"enable_cuda_graph", "use_tf32"}
+    assert [settings["device_id"] for settings in session.tried_settings] == ["1", "1"]
+    assert set(session.tried_settings[0]) > {"enable_cuda_graph", "use_tf32"}
     memory = open_memory("cuda:1")
     assert two.cuda.used_devices == {1}
     memory.close()

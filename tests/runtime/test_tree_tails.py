@@ -86,7 +86,7 @@ def check_tree(
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_batch_of_trees_gets_what_numpy_gives_it(sampler, data):
+def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
     plan = data.draw(st.sampled_from([*TREES, *PRUNED_TREES]))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
@@ -100,9 +100,10 @@ def test_any_batch_of_trees_gets_what_numpy_gives_it(sampler, data):
     samples = [oracle_samples(plan, logits[b], int(length[b]), own) for b, own in enumerate(params)]
     for b in range(batch):
         ids[b, 1 : 1 + plan.drafts] = plant_path(plan, samples[b], last[b], rng)
-    run = data.draw(st.sampled_from([run_graph, run_in_place]))
-    options = {"active": active, "hidden": hidden, "run": run}
-    out = run_tail(plan, sampler, logits, ids.copy(), length, params, **options)
+    run = data.draw(st.sampled_from([None, run_in_place]))
+    more = {} if run is None else {"run": run}
+    more = {"active": active, "hidden": hidden, **more}
+    out = run_tail(plan, sampler, logits, ids.copy(), length, params, **more)
     for b, own in enumerate(params):
         if not active[b]:
             assert (out["count"][b], out["next_length"][b]) == (0, length[b])
