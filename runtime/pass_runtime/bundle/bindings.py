@@ -29,7 +29,7 @@ class Binding:
     """A tensor with its buffer, shape and dtype.
 
     by_slot: whether the buffer has a row for every slot; a pass over b slots is then bound to the
-    first b rows. row: the shape of one of these rows. If the trunk's windows are padded for
+    first b rows. row: the shape of one of these rows. If windows are padded for
     `Capabilities.least_rows`, shape[1:] is longer: the padding lies in the rows of the next slots.
     constant: the content of a buffer that never changes; None if the host or a graph writes it.
     """
@@ -54,8 +54,8 @@ class Bindings:
 class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
-    positions: N, for how many positions the tails' inputs list noise offsets. padded_width,
-    trunk_width: the methods of `Capabilities`. The padding of a window follows its last row.
+    positions: `Capabilities.noise_positions`. padded_width, trunk_width: the methods of
+    `Capabilities`. The padding of a window follows its last row.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class BundleBindings:
         window_width = self._padded_width(plan.width)
         logit_rows = 1 if prefill else plan.width
         if width > window_width and not prefill:
-            # Logits, too, round differently with fewer than `least_rows` rows: pad theirs as well.
+            # Logits are products too, and round differently with fewer than `least_rows` rows.
             logit_rows = width
-        if width > plan.width:  # Only windows of one row are padded, so the result is a chain.
+        if width > plan.width:  # Only a window of one row is padded, to a chain of two rows.
             constants = self.constants(prefill_plan(width))
             constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}

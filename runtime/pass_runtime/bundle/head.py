@@ -89,6 +89,7 @@ def map_head(file: Path, regions: Mapping[str, ArrayRegion]) -> HeadArrays:
 
 
 def has_candidate_subset(vocab_size: int) -> bool:
-    """Whether the head scores the tokens of CANDIDATE_BLOCKS blocks, and not all tokens."""
+    """Whether the head scores the tokens of CANDIDATE_BLOCKS blocks alone. For this the logits are
+    split into blocks of BLOCK_SIZE ids, so the vocabulary must divide into such blocks."""
     blocks = vocabulary_blocks(vocab_size)
     return vocab_size == blocks * BLOCK_SIZE and blocks > CANDIDATE_BLOCKS

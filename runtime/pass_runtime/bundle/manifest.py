@@ -70,10 +70,10 @@ class DerivedTrunk(_Strict):
     """The trunk rewritten for ONNX Runtime on one `device`: it has other nodes than `trunk.onnx`,
     and the same inputs, outputs and file of weights.
 
-    batch: the only batch size that it runs; null is any. With batch 1 on the CPU, a pass may
-    overwrite the entry after its window in the KV cache, so the cache needs a spare entry.
-    lookahead_rows: whether its windows may have look-ahead rows. A trunk without them computes the
-    same bits as the one with them, in less time.
+    batch: the only batch size that it runs; null is any. With batch 1 on the CPU, attention pads a
+    window of one row to two, and so overwrites the entry after the window in the KV cache, which
+    needs a spare entry. lookahead_rows: whether its windows may have look-ahead rows. A trunk
+    without them computes the same bits as the one with them, in less time.
     weight_zero_points: whether 8-bit weights with a scale for each output have zero points (all 0).
     ONNX Runtime needs these to make the weights unsigned, which it does on CPUs that do not sum
     products of unsigned and signed 8-bit numbers exactly.
@@ -108,11 +108,11 @@ class SchemeInfo(_Strict):
 
 
 class QuantizationInfo(_Strict):
-    """How linear layers are quantized (but for layers whose inputs do not divide into blocks).
+    """How linear layers are quantized. Layers whose inputs do not divide into blocks are not.
 
-    grid: the scheme of decoder layers that are not in `layers`. lm_head: the LM head's scheme; null
-    if it has the model's dtype. layers: the schemes of other decoder layers, by name. calibration:
-    the text with which weights were rounded or activations measured; null if none was needed.
+    grid: the default scheme, for decoder layers that are not in `layers`. lm_head: the LM head's
+    scheme; null if it has the model's dtype. layers: by name, other decoder layers' schemes.
+    calibration: the text with which weights were rounded or activations measured; null for none.
     activations: "static_int8" rounds the layers' inputs to 8 bits, except in `weight_only`.
     """
 
@@ -297,9 +297,9 @@ class EngineSet(_Strict):
 
     library, version: the library that built the engines. bundle: `Manifest.content_hash` of the
     bundle from which they were built. targets: the GPUs' compute capabilities, such as `sm89`.
-    lookahead: the L of the plans, whose groups are full. capacities: how many cache entries a pass
-    may read, in rising order; the last is S, the capacity of the cache. prefill_widths: the rows of
-    prompt chunks, in falling order, without 1, which is always possible.
+    lookahead: the only L whose plans have engines, with full groups. capacities: how many cache
+    entries a pass may read, in rising order; the last is S, the capacity of the cache.
+    prefill_widths: rows of prompt chunks, in falling order, without 1, which is always possible.
     """
 
     directory: FileName
@@ -323,7 +323,7 @@ class Manifest(_Strict):
     rule: how drafts are accepted. derived: trunks rewritten for one device each. logprobs: the
     graph of the emitted tokens' log-probabilities, which can run after any tail. processors: the
     graph of constraints, penalties and biases, which can run before any tail; null in older
-    bundles. feeds: by output, the input of the next pass, of another name, that shares its memory.
+    bundles. feeds: by output, the input as which the next pass reads it, if it has another name.
     tools: the versions of the software that made the bundle, by name.
     """
 

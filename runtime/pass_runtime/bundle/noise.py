@@ -94,7 +94,7 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """Return K, how many blocks the vocabulary has. Some may have a last id beyond it."""
+    """Return K, how many blocks the vocabulary has. Some may have a last id that is not in it."""
     return -(-vocab_size // BLOCK_SIZE)
 
 

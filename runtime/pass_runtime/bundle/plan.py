@@ -267,8 +267,8 @@ def make_cycle(mode: str, lookahead: int) -> Cycle:
     """Return the cycle of `mode`: one of MODES, `tree-N`, or `fused:` or `tree:` and the size of
     every group. Raises PassError for other modes.
 
-    lookahead: how many drafts to make. 0 gives `ar` in every mode; other values do not change the
-    drafts of `fused:`, and of trees they are a limit to the depth.
+    lookahead: how many drafts to make; for trees, the largest depth. 0 gives `ar` in every mode.
+    `fused:` ignores other values, because its groups say how many drafts there are.
     """
     lists_sizes = mode.startswith(("fused:", "tree:"))
     if not lists_sizes and mode not in MODES and not _TREE_NAME.fullmatch(mode):

@@ -187,7 +187,7 @@ DECODING_FIELDS = (
         "lookahead",
         "whole",
         None,
-        "Drafts per step; 0 is plain decoding.",
+        "Drafts per pass; 0 is plain decoding.",
         if_none="the bundle's L",
         http_schema={"ge": 0},
     ),

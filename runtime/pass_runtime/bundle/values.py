@@ -1,4 +1,4 @@
-"""Checks of arguments, and descriptions of options, of which their checks and flags are made.
+"""Checks of arguments, and descriptions of options, from which checks and flags are made.
 
 The checks return plain Python values. They raise PassError, with the argument's name, if a value
 has the wrong type. Numpy's scalars and arrays are accepted; 2.5 is not a whole number, b"Hello" not
@@ -66,7 +66,7 @@ def as_whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     if not isinstance(items, Sequence) and hasattr(items, "tolist"):
         items = items.tolist()
     if isinstance(items, Sequence) and not isinstance(items, str | bytes | bytearray | memoryview):
-        # This check is fast, because a prompt may have a hundred thousand tokens.
+        # Compare all types at once: a prompt may have a hundred thousand tokens.
         if set(map(type, items)) <= {int}:
             return tuple(items)
         return tuple(as_whole_number(f"every one of {name}", item) for item in items)
@@ -92,8 +92,8 @@ CONVERTERS = {
     "text": as_text,
     "ids": as_whole_numbers,
 }
-"""By kind, the function that checks a value and converts it. Texts and stops are checked by the
-classes that have them."""
+"""By kind, the function that checks a value and converts it. Classes that have fields of the kinds
+"texts" and "stops" check these themselves."""
 COMPARISONS = {"ge": ge, "gt": gt, "le": le, "lt": lt}
 KIND_BY_ANNOTATION: dict[str, Kind] = {
     "int": "whole",
@@ -103,8 +103,7 @@ KIND_BY_ANNOTATION: dict[str, Kind] = {
     "tuple[str,": "texts",
     "Path": "path",
 }
-"""The kind of an option, by the first word of its field's annotation. Others are texts with
-choices."""
+"""By the first word of a field's annotation, the option's kind; others are "text"."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,9 @@ class OptionField:
         return all(COMPARISONS[name](value, bound) for name, bound in self.bounds.items())
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
+def option(default: Any, help: str, **attributes: Any) -> Any:
     """Return a dataclass field that has an `OptionField` with these attributes."""
-    return field(default=default, metadata={"help": help, **more})
+    return field(default=default, metadata={"help": help, **attributes})
 
 
 class Options:
@@ -206,7 +205,7 @@ class Options:
     @classmethod
     @cache
     def option_fields(cls) -> Mapping[str, OptionField]:
-        """The descriptions of the fields that `option` made, by name."""
+        """Return the descriptions of the fields that `option` made, by name."""
         return {
             each.name: OptionField(
                 each.name,

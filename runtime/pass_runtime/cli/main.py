@@ -250,7 +250,7 @@ def batch(
     help="Draft sources to compare.",
 )
 @click.option(
-    "--lookahead", type=int, multiple=True, help="Drafts per step.  [default: the bundle's L]"
+    "--lookahead", type=int, multiple=True, help="Drafts per pass.  [default: the bundle's L]"
 )
 @click.option(
     "--batch",

@@ -68,7 +68,7 @@ def report(problem: object) -> None:
 
 
 class OneLineCommand(click.Command):
-    """A command whose usage errors always name it: click leaves their context out in some cases."""
+    """A command that its usage errors always name: click leaves the context out of some errors."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -27,8 +27,8 @@ window that the last pass laid out."""
 
 
 class DraftPolicy:
-    """Decides which n-gram drafts are verified. This policy, for requests that name a plan, prefers
-    them to other drafts wherever there are any."""
+    """Decides which n-gram drafts are verified. This base class, for requests that name a plan,
+    prefers n-gram drafts to other drafts wherever there are any."""
 
     def prefers_ngrams(self, slot: Slot, plan: Plan) -> bool:  # noqa: ARG002
         """Whether a slot's n-gram drafts are better than those in its window of `plan`."""
@@ -127,7 +127,7 @@ class Situation:
         next one of the cycle. A plan that only verifies takes its place if the cycle's has no draft
         rows, does not fit, or verifies fewer drafts than the policy wants."""
         slots, policy, plan = self.slots, self.policy, self._verifying_plan()
-        limit = self.capabilities.fixed_lookahead or MAX_LOOKAHEAD
+        limit = self.capabilities.fixed_lookahead or MAX_LOOKAHEAD  # of the widest verify plan
         max_drafts = min(max(len(slot.ngram) for slot in slots), limit)
         if plan is None or max_drafts > plan.depth:
             verifying = map(self.capabilities.verify_plan, range(1, max_drafts + 1))

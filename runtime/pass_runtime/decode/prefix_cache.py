@@ -56,9 +56,9 @@ class PrefixStore:
         size = self._cache.saved_bytes(len(tokens))
         if len(tokens) < MIN_SAVED_TOKENS or size > self._budget:
             return
-        longest, length = self.match(tokens, salt)
-        if longest is not None and length == len(tokens):
-            self._touch(longest)
+        closest, length = self.match(tokens, salt)
+        if closest is not None and length == len(tokens):
+            self._touch(closest)
             return
         for saved in [each for each in self._saved if each.salt == salt]:
             if common_prefix(saved.tokens, tokens) == len(saved.tokens):

@@ -101,8 +101,8 @@ class Processors:
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
         """Return what to do to the rows of a window, of which row i follows `tokens` (prompt and
-        text) and the first i of `drafts`. From the first id V on, rows have no draft. size: the
-        length of the lists of tokens, at least `list_size(len(drafts))`."""
+        text) and the first i of `drafts`. An id V, and every id after it, is no draft. size:
+        the length of the lists of tokens, at least `list_size(len(drafts))`."""
         self.read(tokens)
         vocab, rows = self._processing.vocab_size, len(drafts) + 1
         if vocab in drafts:
@@ -169,7 +169,7 @@ class Processors:
             )
             present = np.float32(sampling.presence_penalty) * (counts > 0)
             penalty[:, : len(ids)] = np.float32(sampling.frequency_penalty) * counts + present
-        if ids:  # Unused entries repeat the first one, and so make the same change once more.
+        if ids:  # Unused entries repeat the first: the graph sets its logit to the same value.
             for values in (touched, bias, factor, penalty):
                 values[..., len(ids) :] = values[..., :1]
         return touched, bias, factor, penalty

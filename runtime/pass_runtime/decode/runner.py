@@ -141,7 +141,7 @@ class Runner:
         sequence.stats.prefill_seconds += time.perf_counter() - started
 
     def prefill(self, slot: Slot, max_rows: int | None = None) -> int:
-        """Prefill the next prompt chunk, in at most `max_rows` rows. Return its tokens' number."""
+        """Prefill the next prompt chunk, in at most `max_rows` rows. Return how long it is."""
         sequence, started = slot.current, time.perf_counter()
         prompt = sequence.request.prompt_ids
         count, width = self._chunk(sequence.cached, len(prompt) - 1, max_rows)
@@ -152,7 +152,8 @@ class Runner:
         )
         ended = time.perf_counter()
         self._engine_seconds += ended - engine_started
-        slot.exact_prefix_len += count if slot.exact_prefix_len == sequence.cached else 0
+        if slot.exact_prefix_len == sequence.cached:  # K/V are exact only after exact K/V.
+            slot.exact_prefix_len += count
         sequence.cached += count
         slot.masked = False  # It was masked with its length before this chunk: mask it again.
         sequence.stats.prefill_seconds += ended - started
@@ -160,7 +161,7 @@ class Runner:
 
     def make_room(self, plan: Plan, batch: int) -> None:
         """Make room for windows of `plan` in the first `batch` slots: grow the cache if a sequence
-        needs that. Free slots, in which a pass writes windows, too, drop tokens instead."""
+        needs that. A pass also writes windows into free slots, which drop tokens instead."""
         width, slots = self.backend.capabilities.padded_width(plan.width), self.slots[:batch]
         longest = max((slot.cached for slot in slots if slot.sequence is not None), default=0)
         self._reserve(longest + width)
@@ -313,8 +314,8 @@ class Runner:
 
     def _shrink(self, tokens: int, slot: Slot, reused: int) -> None:
         """Shrink a KV cache that is longer than the sequences need, as its length costs time in
-        every pass. Tokens of free slots that do not fit any more are dropped. tokens: the length of
-        a sequence that joins in `slot` and reuses the first `reused` tokens there."""
+        every pass. Tokens of free slots that do not fit any more are dropped. tokens: the length,
+        with the next token, of a sequence that joins in `slot` and reuses `reused` tokens there."""
         self._set_kept(slot, slot.kept[:reused])
         longest = max((len(slot.current.tokens) + 1 for slot in self.busy), default=0)
         capabilities = self.backend.capabilities
@@ -333,7 +334,7 @@ class Runner:
         slot.kept, slot.staged, slot.masked = tokens, False, False
 
     def resize(self, capacity: int) -> None:
-        """Change the KV capacity to one that is enough for what every slot has cached."""
+        """Change the KV capacity. It must be enough for the tokens that each slot has cached."""
         self.backend.resize(capacity, [slot.cached for slot in self.slots])
 
     def _reusable(self, slot: Slot, request: Request) -> int:
@@ -377,7 +378,7 @@ class Runner:
 
         The window is the widest that the rest of the prompt fills. But if the rest fits a wider
         window of which it fills three quarters, or if all narrower windows have one row, it is read
-        at once, with padding: a row of padding takes as long as a row with a token."""
+        at once. Emptier windows are not used, because padding takes as long as tokens."""
         remaining = stop - start
         offered = self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [each for each in offered if max_rows is None or each <= max_rows] or offered[-1:]

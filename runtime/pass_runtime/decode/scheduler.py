@@ -288,8 +288,8 @@ def _observe(
     results: Sequence[StepResult],
     slots: Sequence[Slot],
 ) -> None:
-    """Tell the tuner how long a pass took, and how many of its drafts were accepted, for all
-    sequences together and for each of its own."""
+    """Record how long a pass took, and how many of its drafts were accepted: in the tuner for all
+    sequences together, and in each sequence for itself."""
     tuner.observe(plan, batch, seconds)
     for result, slot in zip(results, slots, strict=True):
         sequence, accepted = result.sequence, result.accepted_first_choices
@@ -300,7 +300,7 @@ def _observe(
             if sequence.lookahead_acceptance is not None:
                 sequence.lookahead_acceptance.record(result.drafted, accepted)
         else:
-            for own in (sequence.ngram_acceptance, None):
+            for own in (sequence.ngram_acceptance, None):  # None: the tuner's, for all sequences
                 tuner.ngram(slot.match_length, own).record(result.drafted, accepted)
     if not plan.groups and not any(result.drafted for result in results):
         # After many plain passes, the rates of look-ahead drafts are out of date.

@@ -39,7 +39,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Token:
-    """One written token. text: what became final with it; "" if the request wants no text."""
+    """One written token. text: the text that it made final; "" if the request wants no text."""
 
     id: int
     source: TokenSource
@@ -179,7 +179,7 @@ class SequenceState:
         return ()
 
     def list_size(self, drafts: int) -> int:
-        """Return T of `ProcessedRows` in a window with so many drafts; 0 without processors."""
+        """Return T, the size of the processors' lists, for so many drafts; 0 without processors."""
         if self.processors is None:
             return 0
         with self._keeping_errors():
@@ -188,7 +188,7 @@ class SequenceState:
 
     def processor_rows(self, drafts: Sequence[int], size: int) -> ProcessedRows | None:
         """Return what the processors do in a window with these drafts (the id V is no draft); None
-        without processors or after their error. size: T."""
+        without processors or after their error. size: the size of their lists, T."""
         if self.processors is not None and self.processors_error is None:
             with self._keeping_errors():
                 return self.processors.rows(self.tokens, drafts, size)
@@ -257,11 +257,11 @@ class Slot:
 
     kept: in a free slot, the tokens whose K/V are still in the cache. prompt, salt: those of the
     present or last sequence; the cache begins with the K/V of this prompt. exact_prefix_len: how
-    many of the first K/V entries are bit-identical to a prefill's; it may exceed `cached`.
-    num_drafts, source: how many drafts its window has, and what proposed them. staged: whether its
-    window is on the device. masked: whether the device leaves the slot out of passes. ngram: drafts
-    for the next pass, from an n-gram match (of match_length tokens) or a grammar (match_length is
-    FORCED_MATCH).
+    many of the first K/V entries are bit-identical to a prefill's (more than `cached` after tokens
+    were dropped). num_drafts, source: how many drafts its window has, and what proposed them.
+    staged: whether its window is on the device. masked: whether the device leaves the slot out of
+    passes. ngram: drafts for the next pass, from an n-gram match (of match_length tokens) or a
+    grammar (match_length is FORCED_MATCH).
     """
 
     number: int

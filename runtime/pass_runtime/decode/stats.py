@@ -40,16 +40,16 @@ class Stats:
     engine_seconds: float = 0.0
     """The part of `decode_seconds` in which the backend ran passes, or others' prefill."""
 
-    def record(self, drafted: int, count: int) -> None:
-        """Count a pass that verified `drafted` drafts (of a tree: that was so deep) and emitted
-        `count` tokens, including tokens after a stop or the limit, which are not written."""
+    def record(self, drafted: int, emitted: int) -> None:
+        """Count a pass that verified `drafted` drafts, or a tree of that depth, and emitted so many
+        tokens, including tokens after a stop or the limit, which are not written."""
         self.passes += 1
-        self.emitted += count
+        self.emitted += emitted
         if drafted:
             self.steps += 1
             self.drafted += drafted
-            self.accepted += count - 1
-            self.steps_by_accepted[count - 1] += 1
+            self.accepted += emitted - 1
+            self.steps_by_accepted[emitted - 1] += 1
             self.steps_by_drafted[drafted] += 1
 
     @property
@@ -81,7 +81,7 @@ class Stats:
 
     @property
     def acceptance_of_tried(self) -> list[float | None]:
-        """[L]: the share of the steps with a draft i in which it was accepted; None without any."""
+        """[L]: the share of the steps with a draft i in which it was accepted; None if none had."""
         shares: list[float | None] = []
         for i in range(self.lookahead):
             tried = sum(times for drafted, times in self.steps_by_drafted.items() if drafted > i)

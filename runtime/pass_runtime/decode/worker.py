@@ -40,9 +40,9 @@ def capture_graphs(
     runner: Runner, capacity: int, batch: int, samplers: Collection[Sampler]
 ) -> None:
     """Capture passes for later requests: run the passes of all MODES over `batch` masked slots,
-    with a KV capacity of `capacity` tokens, and prompt chunks in those slots that the next smaller
-    batch size does not have. Do nothing while a sequence runs. Windows that do not fit after the
-    tokens that free slots keep are left out."""
+    with a KV capacity of `capacity` tokens, and prompt chunks in the slots that no smaller batch
+    size has, as a call for that size captures the others. Do nothing while a sequence runs. Windows
+    that do not fit after the tokens that free slots keep are left out."""
     capabilities, capacity_before = runner.backend.capabilities, runner.backend.capacity
     kept = max(slot.cached for slot in runner.slots)
     if runner.busy or kept >= capacity:
@@ -155,7 +155,7 @@ class Worker:
             return
         with self._lock:
             self.closed, thread = True, self._thread
-            # The garbage collector closes the session within a pass: free the backend afterwards.
+            # The garbage collector closed the session during a pass, which needs the backend.
             if thread is threading.current_thread():
                 self._free_backend = release
                 return

@@ -1,5 +1,5 @@
-"""Chat templates, rendered as transformers renders them; the messages that they take, and whether
-messages may spell special tokens."""
+"""Chat templates, rendered as transformers renders them; the messages that they take, and where the
+strings of messages may spell special tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def template_role(role: Role) -> str:
 
 
 class TextMessage(BaseModel):
-    """A message of `pass-run batch`, or of a saved chat: {"role", "content"}, and no other
-    fields."""
+    """A message of `pass-run batch`, or of a saved chat: {"role", "content"}, and nothing else."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     role: Role
@@ -83,8 +82,7 @@ class ChatTemplate:
             self._call({"template": CHAT_TEMPLATE_FILES[name], "messages": None})
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """Return the prompt for the assistant's next turn. Raises PassError if the template
-        fails."""
+        """Return the prompt for the next turn. Raises PassError if the template fails."""
         return self.render_at(time.time(), messages, variables)
 
     def render_at(

@@ -55,7 +55,7 @@ CHILD_PROGRAM = (
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call. memory_bytes: for what the call takes beside the set-up."""
+    """Limits of one call. memory_bytes: for the call, beside what the set-up took."""
 
     cpu_seconds: float
     memory_bytes: int

@@ -184,7 +184,7 @@ def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def _try(matcher: Any) -> None:
-    """Let the text begin with the forced tokens and one more. The caller checks `is_error`."""
+    """Begin a text with the forced tokens and one more: llguidance finds some errors only then."""
     matcher.try_consume_tokens(matcher.compute_ff_tokens())
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if not matcher.is_error() and mask:

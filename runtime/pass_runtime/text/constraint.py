@@ -49,10 +49,10 @@ class Constraint:
         object.__setattr__(self, "choice", tuple(choices))
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _json_text(self.json_schema))
-        given = [name for name, is_set in self._set.items() if is_set]
+        given = [name for name, is_set in self._fields_set.items() if is_set]
         if len(given) != 1:
             raise PassError(
-                f"a constraint has exactly one of {', '.join(self._set)}; this one has "
+                f"a constraint has exactly one of {', '.join(self._fields_set)}; this one has "
                 f"{' and '.join(given) or 'none'}"
             )
         parts = (self.regex or "", self.grammar or "", *self.choice, self.schema)
@@ -66,10 +66,10 @@ class Constraint:
     @property
     def kind(self) -> str:
         """The name of the field that is set."""
-        return next(name for name, is_set in self._set.items() if is_set)
+        return next(name for name, is_set in self._fields_set.items() if is_set)
 
     @property
-    def _set(self) -> Mapping[str, bool]:
+    def _fields_set(self) -> Mapping[str, bool]:
         """For each field, whether it is set."""
         return {
             "json_schema": self.json_schema is not None,
@@ -85,7 +85,7 @@ class Constraint:
         return self.json_schema if isinstance(self.json_schema, str) else ""
 
     def lark(self, name: str) -> str:
-        """Return the constraint as grammar rules in llguidance's Lark; the first is `name`."""
+        """Return rules for a grammar in llguidance's Lark, of which `name` is the constraint."""
         if self.json_object or self.schema:
             schema = json.loads(self.schema or '{"type": "object"}')
             if isinstance(schema, bool):

@@ -121,7 +121,7 @@ class _Finite:
 
 
 def _first_part(schema: Any, is_wanted: Callable[[Any], bool]) -> Any:
-    """Return the first wanted object of a schema, or itself; True if none is wanted."""
+    """Return the first wanted object in a schema, which may be the whole; True if there is none."""
     if isinstance(schema, dict) and is_wanted(schema):
         return schema
     wanted = (_first_part(part, is_wanted) for part in _parts(schema))
@@ -188,9 +188,9 @@ def _with_names_of_patterns(schema: Any) -> Any:
         return [_with_names_of_patterns(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    values = ("enum", "const", "default", "examples")  # These keywords have no schemas.
+    without_schemas = ("enum", "const", "default", "examples")
     changed = {
-        key: each if key in values else _with_names_of_patterns(each)
+        key: each if key in without_schemas else _with_names_of_patterns(each)
         for key, each in schema.items()
     }
     patterns = _dict(changed, "patternProperties")

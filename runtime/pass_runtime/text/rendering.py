@@ -175,7 +175,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _with_stand_ins(value: Any, replaced: dict[str, WrittenArguments]) -> Any:
-    """Return `value` with random texts for `WrittenArguments`, which `replaced` maps to them."""
+    """Return `value` with random texts for `WrittenArguments`; `replaced` gets these by text."""
     if isinstance(value, WrittenArguments):
         replaced[stand_in := secrets.token_hex(16)] = value
         return stand_in

@@ -150,9 +150,9 @@ class ChatEncoder:
         secret = unguessable(8)
         stand_ins = {
             number: secret
-            + chr(PRIVATE_USE_START + place // 1024)
-            + chr(PRIVATE_USE_START + place % 1024)
-            for place, number in enumerate(self._special.tokens)
+            + chr(PRIVATE_USE_START + i // 1024)  # two characters, which differ for each token
+            + chr(PRIVATE_USE_START + i % 1024)
+            for i, number in enumerate(self._special.tokens)
         }
         tokenizer.add_tokens(
             [
@@ -180,7 +180,7 @@ class _ExchangedCharacters:
             letters = [i for i in range(start, end) if text[i].isascii() and text[i].isalnum()]
             for i in letters or range(start, end):
                 written[i] = text[i].translate(self._others)
-        for i in (0,) * places.before + (len(text) - 1,) * places.after:
+        for i in [0] * places.before + [len(text) - 1] * places.after:  # so it completes no token
             written[i] = text[i].translate(self._others)
         return "".join(written)
 
@@ -200,8 +200,8 @@ class _OtherCharacters(dict[int, int]):
 
     def __init__(self) -> None:
         for characters in (string.ascii_lowercase, string.ascii_uppercase, string.digits, "<>"):
-            turn = 1 + secrets.randbelow(len(characters) - 1)
-            self |= str.maketrans(characters, characters[turn:] + characters[:turn])
+            shift = 1 + secrets.randbelow(len(characters) - 1)
+            self |= str.maketrans(characters, characters[shift:] + characters[:shift])
         self._other = ord(unguessable(1))
 
     def __missing__(self, _: int) -> int:
