@@ -34,8 +34,8 @@ Drafts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """What a pass did for one sequence.
+class SlotResult:
+    """What a pass did for the sequence of one slot.
 
     drafted: how many drafts the window had; of a tree, how deep it was. source: what proposed the
     drafts. tokens: those that the pass emitted. accepted_first_choices: how many accepted drafts,
@@ -169,7 +169,7 @@ class Runner:
             if slot.cached + width > self.backend.capacity:
                 self._set_kept(slot, slot.kept[: self.backend.capacity - width])
 
-    def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[StepResult], float]:
+    def run(self, plan: Plan, drafts: Sequence[Drafts | None]) -> tuple[list[SlotResult], float]:
         """Run one pass over all slots that decode, after `make_room`. Return the result of each
         sequence, and the seconds of the pass.
 
@@ -296,7 +296,7 @@ class Runner:
         slot.masked = True
 
     @staticmethod
-    def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> StepResult:
+    def _result(slot: Slot, emitted: Emitted, logprobs: Logprobs | None) -> SlotResult:
         """Return the result of a pass for the sequence of a slot, and change no state."""
         sequence, ids = slot.current, emitted.tokens
         # Row 0 is the root, and row i the first choice at depth i.
@@ -305,7 +305,7 @@ class Runner:
         token_logprobs = _logprobs(logprobs, slot.number, ids, sequence.request.logprobs)
         tokens = tuple(map(Token, ids, sources, token_logprobs))
         last_row = emitted.rows[-1]
-        return StepResult(sequence, slot.num_drafts, slot.source, tokens, first_choices, last_row)
+        return SlotResult(sequence, slot.num_drafts, slot.source, tokens, first_choices, last_row)
 
     def _reserve(self, tokens: int) -> None:
         """Grow the KV capacity to at least `tokens`."""
@@ -378,7 +378,7 @@ class Runner:
 
         The window is the widest that the rest of the prompt fills. But if the rest fits a wider
         window of which it fills three quarters, or if all narrower windows have one row, it is read
-        at once. Emptier windows are not used, because padding takes as long as tokens."""
+        at once: the padding then takes less time than more chunks."""
         remaining = stop - start
         offered = self.backend.capabilities.chunks(start, self.backend.capacity)
         widths = [each for each in offered if max_rows is None or each <= max_rows] or offered[-1:]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pass_runtime.backends.memory import out_of_memory
 from pass_runtime.bundle.plan import Plan, make_cycle
 from pass_runtime.decode.draft_policy import DraftPolicy, ExpectedRate, NextPass, Situation
-from pass_runtime.decode.runner import Runner, StepResult
+from pass_runtime.decode.runner import Runner, SlotResult
 from pass_runtime.decode.sequence import End, Request, SequenceState, Slot
 from pass_runtime.errors import PassError
 from pass_runtime.tuning.tuner import Tuner, Tuners
@@ -243,7 +243,7 @@ class Scheduler:
                 sequence.lookahead_acceptance = tuner.new_acceptance()
         return tuner
 
-    def _deliver(self, results: Sequence[StepResult]) -> None:
+    def _deliver(self, results: Sequence[SlotResult]) -> None:
         for result in results:
             sequence = result.sequence
             sequence.stats.record(result.drafted, len(result.tokens))
@@ -285,7 +285,7 @@ def _observe(
     plan: Plan,
     batch: int,
     seconds: float,
-    results: Sequence[StepResult],
+    results: Sequence[SlotResult],
     slots: Sequence[Slot],
 ) -> None:
     """Record how long a pass took, and how many of its drafts were accepted: in the tuner for all

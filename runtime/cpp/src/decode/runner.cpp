@@ -24,9 +24,9 @@ TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index,
 }
 
 // The result of a pass for the sequence of `slot`. logprobs: of the whole pass; may be null.
-StepResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* logprobs) {
+SlotResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* logprobs) {
     const std::vector<std::int64_t>& ids = emitted.tokens;
-    StepResult result{
+    SlotResult result{
         slot.sequence, slot.num_drafts, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
     // Row i of a tree is the first choice at depth i.
     int& accepted = result.accepted_first_choices;
@@ -90,7 +90,7 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
     return count;
 }
 
-std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
+std::pair<std::vector<SlotResult>, double> Runner::run(const Plan& plan,
                                                        const std::map<int, Drafts>& drafts) {
     const std::vector<Slot*> active = slots_.decoding();
     PassKind kind{plan, batch(active), sampler(active), false};
@@ -121,7 +121,7 @@ std::pair<std::vector<StepResult>, double> Runner::run(const Plan& plan,
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
     // All results are computed before any is recorded, so that a failure changes no record.
     std::optional<Plan> next = plan.next();
-    std::vector<StepResult> results;
+    std::vector<SlotResult> results;
     std::vector<int> next_drafts;
     for (const Slot* slot : active) {
         const Emitted& tokens = emitted[static_cast<std::size_t>(slot->number)];
@@ -214,7 +214,7 @@ void Runner::mask(Slot& slot) {
 }
 
 // Record a pass for one slot. next_drafts: how many drafts the next window holds.
-void Runner::record(Slot& slot, const StepResult& result, int next_drafts) noexcept {
+void Runner::record(Slot& slot, const SlotResult& result, int next_drafts) noexcept {
     SequenceState& sequence = *result.sequence;
     const auto tokens = static_cast<std::int64_t>(result.tokens.size());
     // After a tree's second or later choice, K/V may differ in bits from a prefill's.

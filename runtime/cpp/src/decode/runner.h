@@ -36,8 +36,8 @@ PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
                        std::int64_t remaining, std::int64_t capacity,
                        std::optional<std::int64_t> max_rows);
 
-// What a pass did for one sequence.
-struct StepResult {
+// What a pass did for the sequence of one slot.
+struct SlotResult {
     std::shared_ptr<SequenceState> sequence;
     int drafted = 0;  // how many drafts followed one another in its window (a tree's depth)
     TokenSource source = TokenSource::lookahead;  // of the drafts
@@ -63,7 +63,7 @@ class Runner {
     // Run one pass over every decoding slot. Call `Slots::make_room` first. drafts: by slot number,
     // the n-gram drafts that replace the drafts in the slot's window. Returns the result of each
     // sequence, and the seconds of the pass.
-    std::pair<std::vector<StepResult>, double> run(const Plan& plan,
+    std::pair<std::vector<SlotResult>, double> run(const Plan& plan,
                                                    const std::map<int, Drafts>& drafts);
     // Run a pass with every slot masked, which changes no sequence. Returns its seconds.
     PassSeconds time_masked_pass(const PassKind& kind);
@@ -83,7 +83,7 @@ class Runner {
     // Set what the logits processors do in the next pass, whose windows are staged already.
     void set_processors(const PassKind& kind, const std::vector<Slot*>& active);
     void mask(Slot& slot);
-    void record(Slot& slot, const StepResult& result, int next_drafts) noexcept;
+    void record(Slot& slot, const SlotResult& result, int next_drafts) noexcept;
     void stage_masked(const PassKind& kind);
     // max_kept: the most tokens that any slot keeps.
     void run_all_passes(std::int64_t max_kept, std::int64_t capacity, int batch,

@@ -27,11 +27,11 @@ DraftState draft_state_of(const Slot& slot) {
 
 // Record in the tuner how long a pass took, and how many of its drafts were accepted.
 void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
-             const std::vector<StepResult>& results, const std::vector<DraftState>& states) {
+             const std::vector<SlotResult>& results, const std::vector<DraftState>& states) {
     tuner.observe(plan, batch, seconds);
     bool any_drafted = false;
     for (std::size_t i = 0; i < results.size(); ++i) {
-        const StepResult& result = results[i];
+        const SlotResult& result = results[i];
         const int accepted = result.accepted_first_choices;
         if (result.drafted == 0) continue;
         any_drafted = true;
@@ -47,7 +47,7 @@ void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
     }
     if (!plan.groups.empty() || any_drafted) return;
     tuner.lookahead_acceptance().forget();
-    for (const StepResult& result : results) {
+    for (const SlotResult& result : results) {
         if (result.sequence->lookahead_acceptance) result.sequence->lookahead_acceptance->forget();
     }
 }
@@ -244,8 +244,8 @@ Tuner* Scheduler::tuner_for(const std::vector<Slot*>& active, int batch) {
     return tuner;
 }
 
-void Scheduler::deliver(std::vector<StepResult> results) {
-    for (StepResult& result : results) {
+void Scheduler::deliver(std::vector<SlotResult> results) {
+    for (SlotResult& result : results) {
         SequenceState& sequence = *result.sequence;
         sequence.stats.record(result.drafted, static_cast<int>(result.tokens.size()));
         if (sequence.processors_error != nullptr) {

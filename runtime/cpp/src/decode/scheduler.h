@@ -45,7 +45,7 @@ class Scheduler {
                                         const std::vector<DraftState>& states, Tuner* tuner,
                                         int batch, bool may_draft);
     Tuner* tuner_for(const std::vector<Slot*>& active, int batch);
-    void deliver(std::vector<StepResult> results);
+    void deliver(std::vector<SlotResult> results);
     // End the longest sequence, for which there is no room. The others go on.
     void end_longest(const std::vector<Slot*>& active, const End& end);
     void finish(Slot& slot, const End& end) noexcept;
