@@ -1,4 +1,5 @@
-"""A fake of Triton's Python backend, in this process. It can fail where the real one does not."""
+"""A fake of Triton's Python backend, for models in the process of the tests. Its metrics and
+requests can be made to fail."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class TritonError:
 
 
 class Metric:
-    """A metric whose values are summed by name. fails: whether every metric raises."""
+    """A metric of Triton. sums: the sum of the values that each metric was given, by its name.
+    fails: whether every metric raises an error when it is given a value."""
 
     fails = False
     sums: ClassVar[dict[str, float]] = {}
@@ -54,7 +56,8 @@ class MetricFamily:
 
 
 class Request:
-    """A request with its answer: a dict of arrays for each response, and the error at the end."""
+    """A request to a model, and its answer. responses: the arrays of each response by tensor name.
+    ended: whether the last response has come. error: the error that it has, if any."""
 
     def __init__(self, **tensors: Any) -> None:
         self.tensors = {name: np.array(value) for name, value in tensors.items()}
@@ -64,6 +67,7 @@ class Request:
         self.is_cancelled: Callable[[], bool] = lambda: False
 
     def get_response_sender(self) -> Request:
+        """Return the request itself, since it has the sender's method `send`."""
         return self
 
     def parameters(self) -> str:
@@ -75,12 +79,13 @@ class Request:
             self.responses.append({tensor.name: tensor.array for tensor in response.output_tensors})
         self.error, self.ended = response.error, bool(flags)
 
-    def wait_until_ended(self, seconds: float = 20) -> None:
-        wait_until(lambda: self.ended, seconds)
+    def wait_until_ended(self) -> None:
+        wait_until(lambda: self.ended)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, for 20 seconds at most."""
+    deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -103,14 +108,15 @@ PB_UTILS = SimpleNamespace(
 
 @contextmanager
 def model_of(bundle: Path, directory: Path, **parameters: object) -> Iterator[Model]:
-    """A loaded text model. parameters: those of the model, and Triton's, `model_instance_...`."""
+    """Give a loaded text model. parameters: the model's own, and those of its instance, whose names
+    begin with model_instance."""
     (directory / "1").mkdir(parents=True)
-    of_triton = {name for name in parameters if name.startswith("model_instance")}
-    given = {name: str(parameters.pop(name)) for name in of_triton}
+    names = {name for name in parameters if name.startswith("model_instance")}
+    instance = {name: str(parameters.pop(name)) for name in names}
     values = {"bundle": str(bundle), "device": "cpu", "threads": 1} | parameters
     config = {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
     arguments = {"model_name": "m", "model_version": "1", "model_repository": str(directory)}
-    arguments |= {"model_instance_name": "m_0_0", "model_instance_kind": "CPU"} | given
+    arguments |= {"model_instance_name": "m_0_0", "model_instance_kind": "CPU"} | instance
     Metric.fails, Metric.sums = False, {}
     model = Model()
     model.pb_utils = PB_UTILS

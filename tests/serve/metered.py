@@ -1,4 +1,4 @@
-"""Metrics, and requests of many clients, for the tests of pass-run serve and of Triton."""
+"""For tests of pass-run serve and of Triton: a server's metrics, and requests of many clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 
 
 class Metered:
-    """A server whose metrics are at `metrics_url`."""
+    """A server whose metrics are at `metrics_url`/metrics, in the text format of Prometheus."""
 
     metrics_url: str
 
@@ -24,8 +24,8 @@ class Metered:
         total = 0.0
         for line in self.metrics().splitlines():
             if match := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
-                given = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-                if match[1] == name and labels.items() <= given.items():
+                labels_of_sample = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+                if match[1] == name and labels.items() <= labels_of_sample.items():
                     total += float(match[3])
         return total
 
@@ -38,23 +38,24 @@ class Metered:
 
 
 def mixed_requests(
-    client: int, count: int, prompt: str, plans: Sequence[str]
+    client: int, count: int, prompt_field: str, plans: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return requests of mixed lengths, plans and sampling. prompt: the field for token ids."""
-    rng = random.Random(client)  # one for each client, since clients are threads
+    """Return `count` requests of mixed lengths, plans and sampling, which depend on the number of
+    the client alone. prompt_field: the field for the prompt's token ids."""
+    rng = random.Random(client)
     return [
         {
-            prompt: [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
+            prompt_field: [rng.randrange(2, 300) for _ in range(rng.randrange(1, 80))],
             "max_tokens": rng.randrange(1, 60),
             "temperature": rng.choice([0.0, 0.8]),
             "seed": rng.randrange(1 << 40),
             "plan": rng.choice(plans),
-            "stream": given_up(number) or rng.random() < 0.5,
+            "stream": disconnects_early(number) or rng.random() < 0.5,
         }
         for number in range(count)
     ]
 
 
-def given_up(number: int) -> bool:
-    """Return whether the client disconnects after the first piece of its request `number`."""
+def disconnects_early(number: int) -> bool:
+    """Return whether a client disconnects after the first piece of its request `number`."""
     return number % 5 == 4

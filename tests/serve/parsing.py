@@ -5,9 +5,10 @@ from __future__ import annotations
 from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_errors
 
 
-def parse(session, serve_options, request, arrived=0.0) -> ParsedRequest:
+def parse(session, serve_options, request) -> ParsedRequest:
+    """Tokenize a request, wait until its constraints are compiled, and return it parsed."""
     parser = RequestParser(session, serve_options)
-    tokenized = parser.tokenize(request, arrived)
+    tokenized = parser.tokenize(request, arrived=0.0)
     for future, param in tokenized.compiling:
         with constraint_errors(param):
             future.result()

@@ -1,4 +1,4 @@
-"""`pass-run serve` in its own process, and clients of it."""
+"""`pass-run serve` in a process of its own, and the requests that tests send to it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Server(Metered):
         self.url = self.metrics_url = self._address()
 
     def _address(self) -> str:
+        """Return the address that the log says, after a minute at most. Set `model` to its name."""
         for _ in range(1200):
             if match := re.search(r"(?m)^(.+) is served at (\S+)/v1$", self.log_text):
                 self.model = match[1]
@@ -65,10 +66,12 @@ class Server(Metered):
         return httpx.post(self.url + path, content=body, headers=headers, timeout=120)
 
     def complete(self, **fields: object) -> httpx.Response:
+        """Send a completion, greedy unless `fields` say otherwise."""
         body = {"model": self.model, "prompt": "The quick", "temperature": 0}
         return self.post("/v1/completions", body | fields)
 
     def chat(self, **fields: object) -> httpx.Response:
+        """Send a chat, greedy unless `fields` say otherwise."""
         messages = [{"role": "user", "content": "The quick"}]
         body = {"model": self.model, "messages": messages, "temperature": 0}
         return self.post("/v1/chat/completions", body | fields)
@@ -80,8 +83,8 @@ class Server(Metered):
         return self.process.wait(timeout=60)
 
 
-def error(response: httpx.Response, status: int) -> dict:
-    """Return the error of a response. Assert the status, and that it has OpenAI's shape."""
+def expect_error(response: httpx.Response, status: int) -> dict:
+    """Assert that a response has this status and an error in OpenAI's shape. Return the error."""
     assert response.status_code == status, response.text
     problem = response.json()["error"]
     assert set(problem) == {"message", "type", "param", "code"}

@@ -1,5 +1,5 @@
-"""Bodies that are costly to parse: validation ends at one error, does not run on the event loop,
-and error messages are short."""
+"""Bodies of requests that are costly to parse: they are refused at the first errors, with a short
+message, and other requests do not wait for them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
 from pass_server.triton.tensors import TritonRequest
 
-GENERATING = (CompletionRequest, ChatRequest, ResponsesRequest, TritonRequest)
-REQUESTS = (*GENERATING, TokenizeRequest, DetokenizeRequest)
-SIZE = 1_000_000
+REQUESTS = (
+    *(CompletionRequest, ChatRequest, ResponsesRequest, TritonRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
+BODY_BYTES = 1_000_000
 MAX_ERRORS = 2 * 1024 + 256
 """How many errors pydantic may collect: two for each entry of a `logit_bias`, and some for fields
 of an object."""
@@ -38,79 +40,87 @@ FUNCTION = {"type": "function"}
 
 
 def many(item: object) -> list:
-    return [item] * (SIZE // (len(json.dumps(item, separators=(",", ":"))) + 1))
+    """Return a list that repeats this item, and has BODY_BYTES bytes as JSON."""
+    return [item] * (BODY_BYTES // (len(json.dumps(item, separators=(",", ":"))) + 1))
 
 
-def keys(value: object) -> dict:
-    return {f"k{i}": value for i in range(SIZE // 15)}
+def many_keys(value: object) -> dict:
+    """Return an object with many fields of this value, and about BODY_BYTES bytes as JSON."""
+    return {f"k{i}": value for i in range(BODY_BYTES // 15)}
 
 
-def message_of(content: object) -> dict:
+def chat_of(content: object) -> dict:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-def in_field(field: str, value: object) -> tuple[type, dict]:
+def completion_with(field: str, value: object) -> tuple[type, dict]:
     return CompletionRequest, {"prompt": "a", field: value}
 
 
 ATTACKS = [
-    *(in_field("prompt", many(item)) for item in ({}, 1.5, "a", [], [1.5], None, True)),
-    in_field("prompt", many(1)[::2] + ["a"] * 1000),
-    in_field("prompt", [many(1), ["a"] * 1000]),
-    in_field("prompt", [["a"] * 1000] * 40),
-    *(in_field(field, many(1.5)) for field in ("stop", "bad_words", "stop_token_ids")),
-    *(in_field(field, many(None)) for field in ("guided_choice", "allowed_token_ids")),
-    *(in_field(field, keys([])) for field in ("logit_bias", "metadata", "guided_json")),
-    (CompletionRequest, {"prompt": "a"} | keys(1)),
-    in_field("structured_outputs", keys(1)),
+    *(completion_with("prompt", many(item)) for item in ({}, 1.5, "a", [], [1.5], None, True)),
+    completion_with("prompt", many(1)[::2] + ["a"] * 1000),
+    completion_with("prompt", [many(1), ["a"] * 1000]),
+    completion_with("prompt", [["a"] * 1000] * 40),
+    *(completion_with(field, many(1.5)) for field in ("stop", "bad_words", "stop_token_ids")),
+    *(completion_with(field, many(None)) for field in ("guided_choice", "allowed_token_ids")),
+    *(completion_with(field, many_keys([])) for field in ("logit_bias", "metadata", "guided_json")),
+    (CompletionRequest, {"prompt": "a"} | many_keys(1)),
+    completion_with("structured_outputs", many_keys(1)),
     (ChatRequest, {"messages": many({})}),
     (ChatRequest, {"messages": [{}] * 4000}),
-    (ChatRequest, {"messages": [USER] * 4095 + [USER | keys(1)]}),
-    *((ChatRequest, message_of(many(item))) for item in ({}, {"type": 1}, 5)),
-    (ChatRequest, message_of([{}] * 4000)),
+    (ChatRequest, {"messages": [USER] * 4095 + [USER | many_keys(1)]}),
+    *((ChatRequest, chat_of(many(item))) for item in ({}, {"type": 1}, 5)),
+    (ChatRequest, chat_of([{}] * 4000)),
     (ChatRequest, {"messages": [USER], "tools": many({})}),
     (
         ChatRequest,
-        {"messages": [USER], "tools": [FUNCTION | {"function": {"name": "f"} | keys(1)}]},
+        {"messages": [USER], "tools": [FUNCTION | {"function": {"name": "f"} | many_keys(1)}]},
     ),
-    (ChatRequest, {"messages": [USER], "chat_template_kwargs": keys([])}),
+    (ChatRequest, {"messages": [USER], "chat_template_kwargs": many_keys([])}),
     (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": many({})}]}),
     *((ResponsesRequest, {"input": many(item)}) for item in ({}, 5, {"type": "function_call"})),
     (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": 5}] * 4000}]}),
-    (ResponsesRequest, {"input": "a", "tools": [{"type": "function"}] * 128, "metadata": keys(1)}),
-    (TokenizeRequest, message_of([{}] * 4000)),
+    (
+        ResponsesRequest,
+        {"input": "a", "tools": [{"type": "function"}] * 128, "metadata": many_keys(1)},
+    ),
+    (TokenizeRequest, chat_of([{}] * 4000)),
     (DetokenizeRequest, {"tokens": many(1.5)}),
 ]
 
 
 @pytest.mark.parametrize(("model", "fields"), ATTACKS, ids=range(len(ATTACKS)))
 def test_pydantic_collects_few_errors(model, fields):
-    """It makes an object of each error; 300,000 take seconds, while nothing else runs."""
-    count = 0
+    """Making the objects of 300,000 errors would take seconds, in which no other thread runs."""
+    error_count = 0
     try:
         model.model_validate(fields | ({"model": "m"} if "model" in model.model_fields else {}))
     except ValidationError as error:
-        count = error.error_count()
-    assert count <= MAX_ERRORS
+        error_count = error.error_count()
+    assert error_count <= MAX_ERRORS
 
 
 @pytest.mark.parametrize("model", REQUESTS)
-def test_everything_that_has_a_size_has_a_bound(model):
-    """Lists end at their first error, and no union tries several types that have many errors."""
-    assert [*problems(TypeAdapter(model).core_schema, model.__name__)] == []
+def test_texts_lists_and_objects_of_a_request_are_bounded(model):
+    """Lists end at their first error, and no union tries two types that can have many errors."""
+    assert [*unbounded_parts(TypeAdapter(model).core_schema, model.__name__)] == []
 
 
-def problems(schema: object, path: str):
-    """Return what is unbounded in a core schema, and where."""
+def unbounded_parts(schema: object, path: str):
+    """Yield the path of each unbounded part of a pydantic core schema, and what is unbounded."""
     if isinstance(schema, (list, tuple)):
-        for i, each in enumerate(schema):
-            yield from problems(each, f"{path}.{i}")
+        for i, part in enumerate(schema):
+            yield from unbounded_parts(part, f"{path}.{i}")
     if not isinstance(schema, dict):
         return
     kind = schema.get("type")
     if kind == "list" and not (schema.get("fail_fast") and "max_length" in schema):
         yield f"{path}: a list without an end, or that does not end at an error"
-    if kind == "str" and "max_length" not in schema and "}$" not in str(schema.get("pattern")):
+    ends = "max_length" in schema or "}$" in str(
+        schema.get("pattern")
+    )  # a pattern like [a-z]{1,9}$
+    if kind == "str" and not ends:
         yield f"{path}: a string without an end"
     if kind == "dict" and "max_length" not in schema:
         yield f"{path}: a dict without an end"
@@ -118,9 +128,9 @@ def problems(schema: object, path: str):
         yield f"{path}: an object with any number of fields"
     if kind == "union" and sum(not_scalar(choice) for choice in schema["choices"]) > 1:
         yield f"{path}: a union of several types, each of which is tried"
-    for name, each in schema.items():
+    for name, part in schema.items():
         if name not in ("metadata", "serialization"):
-            yield from problems(each, f"{path}.{name}")
+            yield from unbounded_parts(part, f"{path}.{name}")
 
 
 def not_scalar(choice: object) -> bool:
@@ -138,11 +148,11 @@ LEAVES = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text()
 )
-LONG = st.sampled_from(
+LONG_VALUES = st.sampled_from(
     ["x" * 5000, '"' * 5000, "\u20ac" * 5000, 10**4000, ["y" * 5000] * 3, {"z" * 5000: 1}]
 )
 VALUES = st.recursive(
-    LEAVES | LONG,
+    LEAVES | LONG_VALUES,
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
@@ -151,11 +161,10 @@ VALUES = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), model=st.sampled_from(REQUESTS))
-def test_errors_quote_little(data, model):
-    """Whatever the name and value of a field."""
+def test_error_messages_are_short_whatever_name_and_value_a_field_has(data, model):
     names = st.sampled_from([*model.model_fields, "n" * 5000])
     fields = data.draw(st.dictionaries(names, VALUES, min_size=1, max_size=4))
-    sys.set_int_max_str_digits(5000)
+    sys.set_int_max_str_digits(5000)  # so that 10**4000 can be written; the default is 4300
     try:
         body = json.dumps({"model": "m", "prompt": "a"} | fields).encode()
     finally:
@@ -170,11 +179,11 @@ def test_errors_quote_little(data, model):
 @pytest.mark.parametrize(
     ("body", "refused"),
     [
-        (b"[" * SIZE, "objects, fields and lists"),
+        (b"[" * BODY_BYTES, "objects, fields and lists"),
         (b'{"prompt":[' + b"[]," * (MAX_JSON_NODES + 1) + b"1]}", "objects, fields and lists"),
         (json.dumps(dict.fromkeys(range(MAX_JSON_NODES))).encode(), "objects, fields and lists"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "recursion limit"),
-        (b'{"prompt":' + b"1" * SIZE + b"}", "out of range"),
+        (b'{"prompt":' + b"1" * BODY_BYTES + b"}", "out of range"),
         (b'{"prompt":NaN}', "not JSON"),
         (b'{"prompt":"' + b"\\\\" * 100_000, "not JSON"),
         (b'{"model":"m","prompt":"a","temperature":1e400}', "temperature"),
@@ -198,7 +207,7 @@ def session(random_bundle):
         yield session
 
 
-LARGE = {
+LARGE_BODIES = {
     "/v1/completions": {"model": "m", "prompt": "a" * 10_000},
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a" * 10_000}]},
     "/v1/responses": {"model": "m", "input": "a" * 10_000},
@@ -207,30 +216,32 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("path", LARGE)
-def test_large_bodies_are_read_off_the_event_loop(session, monkeypatch, path):
-    threads = []
+@pytest.mark.parametrize("path", LARGE_BODIES)
+def test_large_bodies_are_parsed_outside_of_the_thread_of_the_event_loop(
+    session, monkeypatch, path
+):
+    thread_names = []
 
-    def recorded(*arguments):
-        threads.append(threading.current_thread().name)
+    def parse_and_record(*arguments):
+        thread_names.append(threading.current_thread().name)
         return parse_body(*arguments)
 
-    monkeypatch.setattr(app, "parse_body", recorded)
-    TestClient(make_app(session)).post(path, json=LARGE[path])
-    assert [name.rpartition("_")[0] for name in threads] == ["pass-reader"]
+    monkeypatch.setattr(app, "parse_body", parse_and_record)
+    TestClient(make_app(session)).post(path, json=LARGE_BODIES[path])
+    assert [name.rpartition("_")[0] for name in thread_names] == ["pass-reader"]
 
 
-def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
+def test_short_requests_do_not_wait_until_long_ones_are_parsed(session, monkeypatch):
     """A long request may consist of token ids, or of many short prompts."""
     name, release, statuses = session.manifest.model.name, threading.Event(), []
     parse = app.parse_body
 
-    def held(model, body):
+    def hold_long_bodies(model, body):
         if len(body) > 1 << 15:
             release.wait(60)
         return parse(model, body)
 
-    monkeypatch.setattr(app, "parse_body", held)
+    monkeypatch.setattr(app, "parse_body", hold_long_bodies)
     long = [
         ("/v1/completions", {"model": name, "prompt": [5] * 20_000}),
         ("/v1/completions", {"model": name, "prompt": ["a" * 1000] * 50}),
@@ -243,7 +254,7 @@ def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
             transport=transport, base_url="http://a", timeout=60
         ) as client:
             waiting = [asyncio.create_task(client.post(path, json=fields)) for path, fields in long]
-            for _ in range(3):
+            for _ in long:
                 await asyncio.sleep(0)
                 answer = await client.post("/tokenize", json={"prompt": "a" * 5000})
                 statuses.append(answer.status_code)
@@ -251,35 +262,35 @@ def test_short_requests_do_not_wait_for_long_ones(session, monkeypatch):
             await asyncio.gather(*waiting)
 
     asyncio.run(main())
-    assert statuses == [200] * 3
+    assert statuses == [200] * len(long)
 
 
 def test_tokenizing_a_long_text_releases_pythons_lock(session):
-    """Another thread, which only sleeps, goes on meanwhile."""
-    looks, done = 0, threading.Event()
+    """Meanwhile another thread wakes up every millisecond, or at least 10 times a second."""
+    wakeups, done = 0, threading.Event()
 
-    def look() -> None:
-        nonlocal looks
+    def wake_up_often() -> None:
+        nonlocal wakeups
         while not done.is_set():
             time.sleep(0.001)
-            looks += 1
+            wakeups += 1
 
-    watching = threading.Thread(target=look)
-    watching.start()
+    thread = threading.Thread(target=wake_up_often)
+    thread.start()
     begun = time.process_time()
     session.encode("a b " * 250_000)
-    spent = time.process_time() - begun
+    seconds = time.process_time() - begun
     done.set()
-    watching.join()
-    assert looks > 10 * spent
+    thread.join()
+    assert wakeups > 10 * seconds
 
 
-def test_unknown_methods_and_long_paths_are_logged_in_short(server):
+def test_log_lines_of_long_methods_and_paths_are_short(server):
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     for head in (b"X" * 60_000 + b" /v1/models", b"GET /" + b"Y" * 60_000, b"Z" * 200_000):
         with socket.create_connection(address) as client:
             client.sendall(head + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             client.recv(1000)
     assert httpx.get(f"{server.url}/health").status_code == 200
-    assert "OTHER /v1/models 405" in server.log_text
+    assert "OTHER /v1/models 405" in server.log_text  # OTHER is the unknown method of 60,000 bytes
     assert max(map(len, server.log_text.splitlines())) < 1000

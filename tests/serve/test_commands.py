@@ -1,4 +1,4 @@
-"""pass-run serve: its command line."""
+"""The command line of `pass-run serve`: which hosts need keys, refused flags, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import sys
 
 import httpx
 import pytest
-from running import PASS_RUN, Server, error
+from running import PASS_RUN, Server, expect_error
 
 from pass_server.serve_options import check_exposure, read_keys
 
 
-def refused(*arguments: object) -> str:
-    """Run a command that must fail, and return its one line on stderr."""
-    line = [*PASS_RUN, *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+def error_line(*arguments: object) -> str:
+    """Run `pass-run` with arguments that it must refuse, and return its one line on stderr."""
+    command = [*PASS_RUN, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     return done.stderr
 
 
 def test_listening_to_a_network_needs_keys_or_a_flag(random_bundle):
-    message = refused("serve", random_bundle, "--host", "0.0.0.0")
+    message = error_line("serve", random_bundle, "--host", "0.0.0.0")
     assert "--api-key-file" in message
     assert "--allow-no-key" in message
 
@@ -42,7 +42,7 @@ def test_hosts_that_need_no_keys(host):
     check_exposure(host, (), allow_no_key=False)
 
 
-def test_keys_are_read(tmp_path):
+def test_a_key_file_has_one_key_a_line_and_comments(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# comment\n one \n\ntwo\n")
     assert read_keys(path) == ("one", "two")
@@ -51,9 +51,9 @@ def test_keys_are_read(tmp_path):
         read_keys(path)
 
 
-def test_a_port_that_is_taken(random_bundle):
+def test_a_port_that_is_taken_is_refused_with_the_flags_to_change(random_bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        message = refused("serve", random_bundle, "--port", taken.getsockname()[1])
+        message = error_line("serve", random_bundle, "--port", taken.getsockname()[1])
         assert "Address already in use; choose another with --host and --port" in message
 
 
@@ -62,9 +62,9 @@ def test_no_client_plan_refuses_plans_of_clients(random_bundle, tmp_path):
     flags = ("--no-client-plan", "--max-batch-size", 2)
     with Server(random_bundle, tmp_path / "log", *flags) as server:
         for fields, param in (({"plan": "ar"}, "plan"), ({"speculative": False}, "speculative")):
-            problem = error(server.complete(max_tokens=2, **fields), 400)
+            problem = expect_error(server.complete(max_tokens=2, **fields), 400)
             assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
-        assert error(server.complete(max_tokens=2, lookahead=0), 400)["param"] == "lookahead"
+        assert expect_error(server.complete(max_tokens=2, lookahead=0), 400)["param"] == "lookahead"
         allowed = ({"plan": "auto"}, {"speculative": True}, {"lookahead": 2}, {"draft": "ngram"})
         for fields in ({}, *allowed):
             assert server.complete(max_tokens=2, **fields).status_code == 200, fields
@@ -78,15 +78,15 @@ def test_no_page_serves_no_page(random_bundle, tmp_path):
 
 
 @pytest.mark.slow
-def test_wrong_limits(random_bundle):
-    assert "max-queue" in refused("serve", random_bundle, "--max-queue", -1)
-    assert "request-seconds" in refused("serve", random_bundle, "--request-seconds", 0)
+def test_wrong_limits_are_refused(random_bundle):
+    assert "max-queue" in error_line("serve", random_bundle, "--max-queue", -1)
+    assert "request-seconds" in error_line("serve", random_bundle, "--request-seconds", 0)
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "pass_server"])
-def test_without_the_extra_serve(random_bundle, missing):
+def test_a_missing_package_of_the_extra_serve_is_named(random_bundle, missing):
     code = (
-        f"import sys\nsys.modules[{missing!r}] = None\n"
+        f"import sys\nsys.modules[{missing!r}] = None\n"  # importing it raises ImportError
         f"sys.argv = ['pass-run', 'serve', {str(random_bundle)!r}]\n"
         "from pass_runtime.cli.main import main\nmain()"
     )

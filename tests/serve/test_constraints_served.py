@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from running import error
+from running import expect_error
 
 from pass_runtime.text.child import ChildPool
 from pass_server.api_error import ApiError
@@ -14,7 +14,8 @@ from pass_server.app import make_app
 from pass_server.schemas import CompletionRequest
 from pass_server.serve_options import ServeOptions
 
-CHAIN = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(1500)} | {
+# Definitions, rules and terminals (whose names are in capitals) of which each refers to the next.
+DEFINITIONS = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(1500)} | {
     "a1500": {"type": "string"}
 }
 RULES, TERMINALS = (
@@ -24,13 +25,14 @@ RULES, TERMINALS = (
 PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(39)]}
 ALTERNATIVES = "start: " + " | ".join(f'"w{i}"' for i in range(2500))
 REFUSED = {
-    "allOf": ({"guided_json": {"$defs": CHAIN, "$ref": "#/$defs/a0"}}, "nested too deeply"),
+    "allOf": ({"guided_json": {"$defs": DEFINITIONS, "$ref": "#/$defs/a0"}}, "nested too deeply"),
     "rules": ({"guided_grammar": RULES}, "nested too deeply"),
     "terminals": ({"structured_outputs": {"grammar": TERMINALS}}, "nested too deeply"),
     "patterns": ({"guided_json": PATTERNS}, "too complex to compile"),
     "recursion": ({"guided_grammar": "start: start"}, "no token that could follow"),
     "alternatives": ({"guided_grammar": ALTERNATIVES}, "max is 2000"),
 }
+"""Constraints as fields of requests, and the reason reason each is refused."""
 
 
 def completion(**fields) -> dict:
@@ -38,20 +40,20 @@ def completion(**fields) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fields", "why"), REFUSED.values(), ids=REFUSED)
-def test_costly_constraints_are_refused(server, fields, why):
-    for _ in range(2):
-        problem = error(server.complete(max_tokens=4, **fields), 400)
-        assert why in problem["message"]
+@pytest.mark.parametrize(("fields", "reason"), REFUSED.values(), ids=REFUSED)
+def test_costly_constraints_are_refused(server, fields, reason):
+    for _ in range(2):  # a refused constraint is remembered
+        problem = expect_error(server.complete(max_tokens=4, **fields), 400)
+        assert reason in problem["message"]
         assert problem["param"] == next(iter(fields))
     assert server.complete(max_tokens=4).status_code == 200
 
 
 @pytest.mark.slow
-def test_an_ambiguous_grammar_is_too_complex(server):
+def test_a_grammar_that_is_too_ambiguous_ends_the_text_with_an_error(server):
     grammar = 'start: a\na: a a a | a a | "x" | "xx" | "xxx"'
     body = {"guided_grammar": grammar, "max_tokens": 400, "min_tokens": 400}
-    assert error(server.complete(**body), 400)["code"] == "constraint_too_complex"
+    assert expect_error(server.complete(**body), 400)["code"] == "constraint_too_complex"
     events = server.complete(**body, stream=True).text
     assert "constraint_too_complex" in events
     assert events.endswith("data: [DONE]\n\n")
@@ -66,44 +68,51 @@ def test_a_constraint_may_allow_text_that_spells_a_special_token(server, session
         assert choice["finish_reason"] == "stop"
 
 
-def test_plain_requests_do_not_wait_for_constraints(session, monkeypatch):
-    """Neither do requests whose constraint is already compiled."""
-    released, call = threading.Event(), ChildPool.call
-    known = CompletionRequest(**completion(guided_regex="known"))
+@pytest.fixture
+def may_compile(monkeypatch):
+    """Return an event: constraints are compiled while it is set, as it is at first."""
+    may_compile, call = threading.Event(), ChildPool.call
+    may_compile.set()
+    monkeypatch.setattr(ChildPool, "call", lambda *args: may_compile.wait(60) and call(*args))
+    return may_compile
+
+
+def test_requests_wait_only_for_their_own_constraints(session, may_compile):
+    """Those without a constraint, or whose constraint is compiled already, do not wait."""
+    compiled = CompletionRequest(**completion(guided_regex="compiled"))
     plain = CompletionRequest(**completion())
 
     async def main() -> None:
         service = make_app(session, ServeOptions()).state.service
-        await service.parse(known)
-        monkeypatch.setattr(ChildPool, "call", lambda *args: released.wait(60) and call(*args))
+        await service.parse(compiled)
+        may_compile.clear()
         held = [CompletionRequest(**completion(guided_regex=f"held{i}")) for i in range(6)]
         waiting = [asyncio.create_task(service.parse(request)) for request in held]
         same = [asyncio.create_task(service.parse(held[0])) for _ in range(3)]
         for _ in range(20):
             assert (await service.parse(plain)).prompt_tokens
-            assert (await service.parse(known)).constraint_kind == "regex"
+            assert (await service.parse(compiled)).constraint_kind == "regex"
         assert not any(task.done() for task in (*waiting, *same))
         waiting.pop().cancel()
-        released.set()
+        may_compile.set()
         for parsed in await asyncio.gather(*waiting, *same):
             assert parsed.constraint_kind == "regex"
 
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_a_request_times_out_while_another_waits_for_the_same_constraint(session, monkeypatch):
-    released, call = threading.Event(), ChildPool.call
-    monkeypatch.setattr(ChildPool, "call", lambda *args: released.wait(60) and call(*args))
+def test_a_request_times_out_while_another_waits_for_the_same_constraint(session, may_compile):
     request = CompletionRequest(**completion(guided_regex="late"))
 
     async def main() -> None:
+        may_compile.clear()
         hasty = make_app(session, ServeOptions(request_seconds=0.2)).state.service
         patient = make_app(session, ServeOptions()).state.service
         waiting = asyncio.create_task(patient.parse(request))
         with pytest.raises(ApiError) as refusal:
             await hasty.parse(request)
         assert refusal.value.status == 504
-        released.set()
+        may_compile.set()
         assert (await waiting).constraint_kind == "regex"
 
     asyncio.run(asyncio.wait_for(main(), 120))

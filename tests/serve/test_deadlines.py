@@ -1,4 +1,4 @@
-"""Deadlines of requests, also for clients that do not read, and places in the queue."""
+"""A request has a deadline, whatever it waits for, and a place in the queue from its arrival on."""
 
 from __future__ import annotations
 
@@ -27,42 +27,43 @@ def service_of(session, **options):
 
 
 async def never():
+    """Wait for ever, like a client that sends and reads nothing more."""
     await asyncio.Event().wait()
 
 
-def response(service, parsed, *, stream):
+def response_to(service, parsed, *, stream):
     formatter = CompletionFormatter("m", service.texts, logprobs=False)
     return GenerationResponse(service, parsed, formatter, stream=stream)
 
 
 class Client:
-    """Accepts `patience` messages of the server, and blocks at the next one."""
+    """A client that reads the first `patience` messages of the server, and no more."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
-        self.got: list[dict] = []
+        self.received: list[dict] = []
 
     async def send(self, message: dict) -> None:
-        if len(self.got) == self.patience:
+        if len(self.received) == self.patience:
             await never()
-        self.got.append(message)
+        self.received.append(message)
 
     @property
     def starts(self) -> int:
-        return sum(message["type"] == "http.response.start" for message in self.got)
+        return sum(message["type"] == "http.response.start" for message in self.received)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("patience", [0, 1, 2])
 def test_the_deadline_holds_for_a_client_that_does_not_read(session, monkeypatch, stream, patience):
-    """The request ends; its response is begun at most once."""
+    """The request ends, and the head of its response is sent at most once."""
     monkeypatch.setattr(streaming, "ERROR_SEND_SECONDS", 0.2)
     client = Client(patience)
 
     async def main() -> None:
         service = service_of(session, request_seconds=1.0)
-        answer = response(service, await service.parse(REQUEST), stream=stream)
+        answer = response_to(service, await service.parse(REQUEST), stream=stream)
         await asyncio.wait_for(answer({"type": "http"}, never, client.send), 60)
         assert service.active_requests == 0
 
@@ -77,16 +78,16 @@ def test_a_deadline_counts_from_the_arrival(session):
         service = service_of(session, request_seconds=60.0)
         parsed = await service.parse(REQUEST)
         late = replace(parsed, arrived=parsed.arrived - 100)
-        await response(service, late, stream=False)({"type": "http"}, never, client.send)
+        await response_to(service, late, stream=False)({"type": "http"}, never, client.send)
 
     asyncio.run(main())
-    assert client.got[0]["status"] == 504
-    assert json.loads(client.got[1]["body"])["error"]["code"] == "timeout"
+    assert client.received[0]["status"] == 504
+    assert json.loads(client.received[1]["body"])["error"]["code"] == "timeout"
 
 
 @pytest.fixture
 def released(session, monkeypatch):
-    """Return an event. Texts of more than 100 characters are not tokenized before it is set."""
+    """Return an event. Texts of more than 100 characters are not tokenized until it is set."""
     released, encode = threading.Event(), session.encode
 
     def encode_held(text: str) -> list[int]:
@@ -100,7 +101,7 @@ def released(session, monkeypatch):
 
 
 def test_long_texts_do_not_hold_up_short_ones(session, released, monkeypatch):
-    """They are tokenized one after another, which leaves a thread for short texts."""
+    """Long texts are tokenized one after another, which leaves a thread for short ones."""
 
     async def main() -> None:
         service = service_of(session)
@@ -116,19 +117,19 @@ def test_long_texts_do_not_hold_up_short_ones(session, released, monkeypatch):
     asyncio.run(main())
 
 
-def test_prompts_that_are_tokenized_take_places_in_the_queue(session, released):
+def test_prompts_have_places_in_the_queue_while_and_after_they_are_tokenized(session, released):
     async def main() -> None:
         service = service_of(session, max_queue=2)
-        slots = session.backend.capabilities.slots
+        places = session.backend.capabilities.slots + 2  # those of the queue and all slots
         tokenizing = asyncio.create_task(
-            service.parse(REQUEST.model_copy(update={"prompt": ["a" * 200] * (slots + 2)}))
+            service.parse(REQUEST.model_copy(update={"prompt": ["a" * 200] * places}))
         )
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as caught:
             await service.parse(REQUEST)
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
         released.set()
-        with (await tokenizing).places, pytest.raises(ApiError):  # which the request keeps
+        with (await tokenizing).places, pytest.raises(ApiError):
             await service.parse(REQUEST)
         assert await service.parse(REQUEST)
 
@@ -163,24 +164,24 @@ def test_tokenizing_has_a_deadline(session, released):
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_text_that_cannot_fit_is_not_tokenized(session, monkeypatch, chat):
-    """It has more bytes than a context full of the longest token."""
+    """A text cannot fit if it has more bytes than a context full of the longest token."""
     monkeypatch.setattr(session, "encode", lambda _: pytest.fail("tokenized"))
     monkeypatch.setattr(session, "encode_chat", lambda *_, **__: pytest.fail("tokenized"))
     longest = max(map(len, session.tokenizer.get_vocab()))
     text = "a" * (longest * session.backend.capabilities.max_capacity + 1)
     content = [{"type": "text", "text": part} for part in (text[:1000], text[1000:])]
-    of_chat = ChatRequest(model="m", messages=[{"role": "user", "content": content}])
-    request = of_chat if chat else CompletionRequest(model="m", prompt=["a", text])
+    chat_request = ChatRequest(model="m", messages=[{"role": "user", "content": content}])
+    request = chat_request if chat else CompletionRequest(model="m", prompt=["a", text])
     with pytest.raises(ApiError) as caught:
         asyncio.run(service_of(session).parse(request))
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == ("messages" if chat else "prompt")
 
 
-def test_a_context_full_of_the_longest_token_is_tokenized(session):
+def test_a_context_full_of_the_longest_token_is_not_refused(session):
     texts = [session.tokenizer.decode([token]) for token in session.tokenizer.get_vocab().values()]
-    whole = [text for text in texts if "\ufffd" not in text]
-    text = max(whole, key=lambda text: len(text.encode()))
+    valid = [text for text in texts if "\ufffd" not in text]  # not a part of a character
+    text = max(valid, key=lambda text: len(text.encode()))
     service = service_of(session)
     request = CompletionRequest(model="m", prompt=text * session.backend.capabilities.max_capacity)
     service._check_size(request, prompt_bytes(request))

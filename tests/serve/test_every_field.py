@@ -1,4 +1,4 @@
-"""Every field of a request changes its meaning, or is refused by name, or documented as unused."""
+"""Every field changes what its request means, or is refused by name, or documented as not used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from parsing import parse
+from pydantic.fields import FieldInfo
 from starlette.testclient import TestClient
 from tokenizers.processors import TemplateProcessing
 from tool_models import THINKING, TOOLS, with_template
@@ -23,10 +24,12 @@ from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
 from pass_server.triton.config import SAMPLING_INPUTS, inputs
 from pass_server.triton.tensors import TritonRequest, read_request
 
-USER = [{"role": "user", "content": "a"}]
-REQUIRED = {"tools": TOOLS, "tool_choice": "required"}
+MESSAGES = [{"role": "user", "content": "a"}]
 FUNCTIONS = [{"type": "function"} | tool["function"] for tool in TOOLS]
-SAMPLED: dict[str, Any] = {
+"""TOOLS, in the form of /v1/responses."""
+REQUIRED = {"tools": TOOLS, "tool_choice": "required"}
+REQUIRED_FUNCTIONS = {"tools": FUNCTIONS, "tool_choice": "required"}
+GENERATION_FIELDS: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 0.5,
     "seed": 7,
@@ -48,7 +51,7 @@ SAMPLED: dict[str, Any] = {
     "draft": "lookahead",
     "cache_salt": "s",
 }
-SAMPLED_TEXT = SAMPLED | {
+TEXT_FIELDS = GENERATION_FIELDS | {
     "n": 2,
     "max_tokens": 5,
     "response_format": {"type": "json_object"},
@@ -58,48 +61,48 @@ SAMPLED_TEXT = SAMPLED | {
     "guided_choice": ["a"],
     "guided_grammar": 'start: "a"',
 }
-CHAT = {
+CHAT_FIELDS = {
     "messages": [{"role": "user", "content": "b"}],
     "chat_template_kwargs": {"enable_thinking": False},
 }
 VALUES: dict[type, dict[str, Any]] = {
-    CompletionRequest: SAMPLED_TEXT
+    CompletionRequest: TEXT_FIELDS
     | {"prompt": "b", "logprobs": 2, "best_of": 2, "echo": True, "suffix": "b"},
-    ChatRequest: SAMPLED_TEXT
-    | CHAT
+    ChatRequest: TEXT_FIELDS
+    | CHAT_FIELDS
     | {"logprobs": True, "tools": TOOLS, "tool_choice": "none", "max_completion_tokens": 5}
     | {"top_logprobs": 2, "parallel_tool_calls": False},
-    ResponsesRequest: SAMPLED
+    ResponsesRequest: GENERATION_FIELDS
     | {"input": "b", "instructions": "i", "max_output_tokens": 5, "metadata": {"a": "b"}}
     | {"tools": FUNCTIONS, "tool_choice": "none", "parallel_tool_calls": False}
     | {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "high"}}
     | {"chat_template_kwargs": {"enable_thinking": False}},
-    TokenizeRequest: CHAT
+    TokenizeRequest: CHAT_FIELDS
     | {"prompt": "b", "add_special_tokens": False, "return_token_strs": True}
-    | {"tools": TOOLS, "messages": USER},
+    | {"tools": TOOLS, "messages": MESSAGES},
     DetokenizeRequest: {"tokens": [6]},
 }
-"""For every field, a value that changes the meaning of the base request."""
+"""For every field, a value that changes the meaning of the request in BASES."""
 VALUES[TritonRequest] = VALUES[CompletionRequest]
 BASES: dict[type, dict[str, Any]] = {
     CompletionRequest: {"model": "m", "prompt": "a", "seed": 0},
     TritonRequest: {"model": "m", "prompt": "a", "seed": 0},
-    ChatRequest: {"model": "m", "messages": USER, "seed": 0},
+    ChatRequest: {"model": "m", "messages": MESSAGES, "seed": 0},
     ResponsesRequest: {"model": "m", "input": "a", "seed": 0},
     TokenizeRequest: {"prompt": "a"},
     DetokenizeRequest: {"tokens": [5]},
 }
-WITH: dict[tuple[type, str], dict[str, Any]] = {
+NEEDED_FIELDS: dict[tuple[type, str], dict[str, Any]] = {
     (ChatRequest, "top_logprobs"): {"logprobs": True},
     (ChatRequest, "tool_choice"): REQUIRED,
     (ChatRequest, "parallel_tool_calls"): REQUIRED,
-    (ResponsesRequest, "tool_choice"): {"tools": FUNCTIONS, "tool_choice": "required"},
-    (ResponsesRequest, "parallel_tool_calls"): {"tools": FUNCTIONS, "tool_choice": "required"},
+    (ResponsesRequest, "tool_choice"): REQUIRED_FUNCTIONS,
+    (ResponsesRequest, "parallel_tool_calls"): REQUIRED_FUNCTIONS,
     (TokenizeRequest, "messages"): {"prompt": None},
-    (TokenizeRequest, "tools"): {"prompt": None, "messages": USER},
-    (TokenizeRequest, "chat_template_kwargs"): {"prompt": None, "messages": USER},
+    (TokenizeRequest, "tools"): {"prompt": None, "messages": MESSAGES},
+    (TokenizeRequest, "chat_template_kwargs"): {"prompt": None, "messages": MESSAGES},
 }
-"""Other fields that the base request needs, where a field has a meaning only beside them."""
+"""Fields that are added to the request in BASES, if a field has a meaning only beside them."""
 PATHS = {
     CompletionRequest: "/v1/completions",
     ChatRequest: "/v1/chat/completions",
@@ -107,8 +110,8 @@ PATHS = {
     TokenizeRequest: "/tokenize",
     DetokenizeRequest: "/detokenize",
 }
-OF_ANSWERS = ("model", "stream", "stream_options", "pass_details")
-"""Fields about the answer as a whole: see `test_fields_of_answers` and test_pass_details.py."""
+ANSWER_FIELDS = ("model", "stream", "stream_options", "pass_details")
+"""Fields of the answer's form: see `test_fields_of_answers` and test_pass_details.py."""
 
 
 @pytest.fixture(scope="module")
@@ -135,53 +138,63 @@ def send(session):
 
 
 def meaning(session, request: Any) -> Any:
-    """Return the prompts and options that a request stands for, and what shapes its answer; of a
-    request that is refused, ("refused", field)."""
+    """Return the prompts and options of all sequences of a request, and what shapes its answer. If
+    the request is refused, return ("refused", the field that the error names)."""
     sequences: list[Any] = []
     echo = None
+    make_sequence = session.request
+
+    def record(*arguments):
+        sequences.append(arguments)
+        return make_sequence(*arguments)
+
     with pytest.MonkeyPatch.context() as patch:
-        make = session.request
-        patch.setattr(session, "request", lambda *given: (sequences.append(given), make(*given))[1])
+        patch.setattr(session, "request", record)
         try:
             if isinstance(request, ResponsesRequest):
                 conversion = ChatConversion(request)
                 request, echo = conversion.chat, conversion.echo
-            parsed = parse(session, ServeOptions(), request, 0.0)
+            parsed = parse(session, ServeOptions(), request)
         except ApiError as error:
             return "refused", error.param
     shape = (parsed.n, parsed.per_prompt, parsed.echo, parsed.turn_format, parsed.constraint_kind)
     return sequences, *shape, echo
 
 
+def only_neutral(info: FieldInfo) -> bool:
+    """Return whether a field accepts only values that change nothing (`null_or` in fields.py)."""
+    return isinstance(info.json_schema_extra, dict)
+
+
 CASES = [
     (model, name)
     for model in BASES
     for name, info in model.model_fields.items()
-    if name not in OF_ANSWERS or isinstance(info.json_schema_extra, dict)
+    if name not in ANSWER_FIELDS or only_neutral(info)
 ]
 
 
 @pytest.mark.parametrize(
     ("model", "name"), CASES, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_a_field_changes_the_meaning(session, send, model, name):
+def test_a_field_changes_the_meaning_or_is_refused(session, send, model, name):
     info = model.model_fields[name]
     if (info.description or "").startswith("Not used."):
         return
-    base = BASES[model] | WITH.get((model, name), {})
-    neutral = isinstance(info.json_schema_extra, dict)
-    value = "something else" if neutral else VALUES[model][name]
+    base = BASES[model] | NEEDED_FIELDS.get((model, name), {})
+    unsupported = only_neutral(info)
+    value = "something else" if unsupported else VALUES[model][name]
     if model in (TokenizeRequest, DetokenizeRequest):
         plain, changed = (send(PATHS[model], fields) for fields in (base, base | {name: value}))
         assert plain.content != changed.content
-        assert not neutral or changed.json()["error"]["param"] == name
+        assert not unsupported or changed.json()["error"]["param"] == name
         return
     plain, again, changed = (
         meaning(session, model.model_validate(fields))
         for fields in (base, base, base | {name: value})
     )
     assert plain == again
-    if neutral or name in ("suffix", "reasoning"):
+    if unsupported or name in ("suffix", "reasoning"):
         assert changed[0] == "refused"
         assert changed[1].startswith(name)
     else:
@@ -191,7 +204,7 @@ def test_a_field_changes_the_meaning(session, send, model, name):
 
 @pytest.mark.parametrize("path", list(PATHS.values()))
 def test_fields_of_answers(send, path):
-    """The model's name has to be right; `stream` and `stream_options` say how text is sent."""
+    """`model` has to be the server's. `stream` and `stream_options` say how text is sent."""
     fields = next(BASES[model] for model in PATHS if PATHS[model] == path) | {"model": "m"}
     assert send(path, fields | {"model": "other"}).status_code == 404
     if not path.startswith("/v1"):
@@ -210,32 +223,35 @@ def test_fields_of_answers(send, path):
     assert '"usage":{' in with_usage.text.replace(" ", "")
 
 
-TENSORS = {name: SAMPLED.get(name) for name in (field.name for field in SAMPLING_INPUTS)}
-TENSORS |= {"max_tokens": 5, "stop_words": ["a"]}
-FLAGS = {"sampling_parameters": '{"min_tokens": 2}', "exclude_input_in_output": False}
+TENSORS = {field.name: GENERATION_FIELDS.get(field.name) for field in SAMPLING_INPUTS}
+TENSORS |= {"max_tokens": 5, "stop_words": ["a"], "input_ids": [6], "text_input": "b"}
+TENSORS |= {"sampling_parameters": '{"min_tokens": 2}', "exclude_input_in_output": False}
+"""Values of Triton's inputs that change the meaning. True does so for all others."""
 
 
 @pytest.mark.parametrize("tokens", [False, True])
 def test_an_input_of_triton_changes_the_meaning(session, tokens):
     dtypes = {"STRING": object, "BOOL": bool}
     dtypes |= {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32}
-    ids, text = {"input_ids": np.array([5], np.int32)}, {"text_input": np.array([b"a"], object)}
+    base = {"seed": np.array([0], np.uint64)}
+    if tokens:
+        base["input_ids"] = np.array([5], np.int32)
+    else:
+        base["text_input"] = np.array([b"a"], object)
     for field in inputs(tokens=tokens):
-        prompt = ids if tokens else text
-        seed = {"seed": np.array([0], np.uint64)}
-        value = {"input_ids": [6], "text_input": "b", **TENSORS, **FLAGS}.get(field.name, True)
+        value = TENSORS.get(field.name, True)
         values = value if isinstance(value, list) else [value]
-        given = [each.encode() if isinstance(each, str) else each for each in values]
-        tensor = {field.name: np.array(given, dtypes[field.dtype])}
-        plain, changed = (
-            read_request("m", {**seed, **prompt, **more}, "") for more in ({}, tensor)
+        as_bytes = [each.encode() if isinstance(each, str) else each for each in values]
+        tensor = {field.name: np.array(as_bytes, dtypes[field.dtype])}
+        (plain, plain_outputs), (changed, outputs) = (
+            read_request("m", base | more, "") for more in ({}, tensor)
         )
-        same = meaning(session, plain[0]) == meaning(session, changed[0])
-        assert not same or plain[1] != changed[1], field.name
+        same = meaning(session, plain) == meaning(session, changed)
+        assert not same or plain_outputs != outputs, field.name
 
 
-def test_every_limit_of_a_server_is_read(session, send):
-    """Making a server and answering requests reads all fields of ServeOptions."""
+def test_every_option_of_a_server_is_read(session, send):
+    """Making an app and answering requests reads all fields of ServeOptions."""
     read: set[str] = set()
 
     class Watched(ServeOptions):

@@ -1,4 +1,5 @@
-"""Every option of scripts/serve_ray.py changes the calls that the script makes. Ray is a fake."""
+"""Every option of scripts/serve_ray.py changes arguments of the calls that the script makes. Ray is
+a fake."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ LOADED = {
     "verify": (["--trust-bundle"], {"verify": False}),
     "weight_cache": (["--no-weight-cache"], {"weight_cache": False}),
 }
+"""Options that set fields of LoadOptions: arguments of the command line, and the fields."""
 CASES = {
     **SERVER_CASES,
     **{
-        name: Case(given, {f"LoadOptions.{key}": value for key, value in fields_of_load.items()})
-        for name, (given, fields_of_load) in LOADED.items()
+        name: Case(arguments, {f"LoadOptions.{key}": value for key, value in values.items()})
+        for name, (arguments, values) in LOADED.items()
     },
     "max_batch_size": Case(
         ["--max-batch-size", 3], {"LoadOptions.max_batch_size": 3, "deployment.slots": 3}
@@ -60,10 +62,10 @@ def script() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a key file, and install a fake Ray that Ctrl-C ends at once."""
+def keys_and_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a key file, and install a fake Ray. A script that waits is ended as by Ctrl-C."""
 
-    def interrupt(_: float) -> None:
+    def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
@@ -76,6 +78,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(calls: Calls) -> None:
+    """Replace what the script calls by stand-ins that record their arguments."""
     ray: Any = sys.modules["ray"]
     ray.serve = StandIn(calls)
     calls.replace("serve_ray.deployment", StandIn(calls))
@@ -87,13 +90,13 @@ def test_there_is_a_case_for_every_option(script):
     assert set(CASES) == option_names(script.main)
 
 
-def test_every_field_of_the_options_has_a_flag():
-    """Exceptions: `keys` come from --api-key-file; `max_sequences` has none."""
+def test_every_field_of_serve_options_has_a_flag():
+    """Except `keys`, which are read from --api-key-file, and `max_sequences`."""
     names = {field.name for field in fields(ServeOptions)}
     flags = option_names(click.command()(server_options(lambda: None)))
     assert names - flags == {"keys", "max_sequences"}
 
 
 @pytest.mark.parametrize("option", CASES)
-def test_an_option_changes_only_its_own_fields(script, option):
+def test_an_option_changes_only_its_own_arguments(script, option):
     assert changes(script.main, [], ["bundle"], CASES[option], prepare) == CASES[option].expected

@@ -1,4 +1,4 @@
-"""Random requests after the OpenAPI document: the server answers with 200 or 400, never a 500."""
+"""Requests made up from the OpenAPI document: the server answers with 200 or 400, never a 500."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
-"""Requests for each endpoint and mode."""
+"""How many requests are sent to each endpoint: so many valid and so many invalid ones."""
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +24,11 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("validity", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("path", PATHS)
-def test_random_requests_cause_no_server_error(server, schema, path, mode):
+def test_random_requests_cause_no_server_error(server, schema, path, validity):
     statuses = []
-    cases = schema[path]["POST"].as_strategy(generation_mode=mode)
+    cases = schema[path]["POST"].as_strategy(generation_mode=validity)
 
     @settings(
         max_examples=EXAMPLES,
@@ -49,7 +49,7 @@ def test_random_requests_cause_no_server_error(server, schema, path, mode):
         statuses.append(response.status_code)
 
     run()
-    assert 200 in statuses or mode is not GenerationMode.POSITIVE
+    assert 200 in statuses or validity is not GenerationMode.POSITIVE
     assert set(statuses) <= {200, 400}
     server.wait_until("vllm:num_requests_running", 0)
     assert httpx.get(f"{server.url}/health").status_code == 200

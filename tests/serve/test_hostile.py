@@ -1,5 +1,5 @@
-"""A server with API keys and many hostile connections: clients with a key are answered, and all
-hostile connections are closed."""
+"""A server with API keys and many hostile connections answers clients with a key, and closes all
+hostile connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POST = (
     b"application/json\r\nContent-Length: 100000\r\n"
 )
 KEY = b"Authorization: Bearer ours\r\n"
-HOSTILE: dict[str, Callable[[socket.socket], object]] = {
+HOSTILE_CLIENTS: dict[str, Callable[[socket.socket], object]] = {
     "nothing": lambda _: None,
     "half a head": lambda client: client.sendall(GET),
     "half a body": lambda client: client.sendall(POST + b'\r\n{"model":'),
@@ -33,7 +33,8 @@ HOSTILE: dict[str, Callable[[socket.socket], object]] = {
         client.sendall(GET),
     ),
 }
-EACH = 30
+"""What a hostile client does after it has connected."""
+CLIENTS_OF_EACH_KIND = 30
 
 
 @pytest.fixture(scope="module", params=[512, 50], ids=["room for all", "room for few"])
@@ -57,27 +58,27 @@ def connection_count(server: Server) -> int:
 
 
 @pytest.mark.slow
-def test_among_hostile_connections(keyed):
-    """The server closes them, although none of the clients closes its end."""
+def test_hostile_connections_are_closed_and_clients_with_a_key_answered(keyed):
+    """None of the hostile clients closes its end of a connection."""
     address = ("127.0.0.1", int(keyed.url.rpartition(":")[2]))
     with ExitStack() as stack:
-        for number in range(EACH):
-            for sends in HOSTILE.values():
+        for number in range(CLIENTS_OF_EACH_KIND):
+            for attack in HOSTILE_CLIENTS.values():
                 client = stack.enter_context(socket.create_connection(address))
                 try:
-                    sends(client)
+                    attack(client)
                 except ConnectionError:  # the server has closed it to make room
                     continue
             if number % 5 == 0:
                 assert complete(keyed).status_code == 200
-        took = []
-        until = time.monotonic() + 60
-        while connection_count(keyed) and time.monotonic() < until:
+        seconds = []  # of each request
+        deadline = time.monotonic() + 60
+        while connection_count(keyed) and time.monotonic() < deadline:
             begun = time.monotonic()
             assert complete(keyed).status_code == 200
-            took.append(time.monotonic() - begun)
+            seconds.append(time.monotonic() - begun)
             time.sleep(0.1)  # until the server sees that this client has left
         assert connection_count(keyed) == 0
-        assert min(took, default=0) < 1
+        assert min(seconds, default=0) < 1
     assert complete(keyed).status_code == 200
     assert "Traceback" not in keyed.log_text

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from changed_pass_run import slow_pass_run
-from running import Server, error
+from running import Server, expect_error
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
@@ -38,12 +38,14 @@ def keyed(server, key="first-key", **fields):
     return server.post("/v1/completions", body | fields, headers=headers)
 
 
-def test_keys(strict):
+def test_the_api_needs_a_key_and_probes_need_none(strict):
     for value in (None, "Bearer other", "first-key", "Bearer", "Basic first-key"):
         headers = {} if value is None else {"Authorization": value}
-        problem = error(strict.post("/v1/completions", {"model": "mine"}, headers=headers), 401)
+        problem = expect_error(
+            strict.post("/v1/completions", {"model": "mine"}, headers=headers), 401
+        )
         assert problem["code"] == "invalid_api_key"
-        error(httpx.get(f"{strict.url}/v1/models", headers=headers), 401)
+        expect_error(httpx.get(f"{strict.url}/v1/models", headers=headers), 401)
     for key in ("first-key", "second-key"):
         assert keyed(strict, key, max_tokens=1).status_code == 200
         assert strict.client(key).models.list().data[0].id == "mine"
@@ -53,14 +55,16 @@ def test_keys(strict):
         assert httpx.get(f"{strict.url}/{path}").status_code == 200
 
 
-def test_limits_of_tokens_bytes_and_choices(strict):
-    assert error(keyed(strict, prompt=[5] * 21), 400)["code"] == "context_length_exceeded"
-    assert error(keyed(strict, max_tokens=31), 400)["param"] == "max_tokens"
-    assert error(keyed(strict, prompt="a" * 3000), 413)["code"] == "body_too_large"
-    assert error(keyed(strict, n=100), 400)["param"] == "n"  # more than slots and queue hold
+def test_requests_beyond_the_limits_are_refused(strict):
+    assert expect_error(keyed(strict, prompt=[5] * 21), 400)["code"] == "context_length_exceeded"
+    assert expect_error(keyed(strict, max_tokens=31), 400)["param"] == "max_tokens"
+    assert expect_error(keyed(strict, prompt="a" * 3000), 413)["code"] == "body_too_large"
+    assert (
+        expect_error(keyed(strict, n=100), 400)["param"] == "n"
+    )  # more than the slots and the queue hold
 
 
-def test_special_tokens_in_messages_where_they_are_allowed(strict, session):
+def test_allow_special_tokens_makes_tokens_of_what_messages_spell(strict, session):
     messages = [{"role": "user", "content": "<eos>"}]
     ids = session.encode_chat(messages, allow_special_tokens=True)
     create = strict.client("first-key").chat.completions.create
@@ -68,25 +72,25 @@ def test_special_tokens_in_messages_where_they_are_allowed(strict, session):
     assert answer.usage.prompt_tokens == len(ids) < len(session.encode_chat(messages))
 
 
-def test_a_body_without_a_length(strict):
+def test_a_body_without_a_length_is_refused_beyond_the_limit(strict):
     parts = (b"x" * 500 for _ in range(100))
     headers = {"Authorization": "Bearer first-key", "Content-Type": "application/json"}
-    error(httpx.post(f"{strict.url}/v1/completions", content=parts, headers=headers), 413)
+    expect_error(httpx.post(f"{strict.url}/v1/completions", content=parts, headers=headers), 413)
 
 
 @pytest.mark.slow
-def test_a_request_that_takes_too_long(strict):
-    assert error(keyed(strict, max_tokens=30), 504)["code"] == "timeout"
+def test_a_request_that_takes_too_long_gets_an_error(strict):
+    assert expect_error(keyed(strict, max_tokens=30), 504)["code"] == "timeout"
     strict.wait_until(RUNNING, 0)
 
 
-def test_a_stream_that_takes_too_long(strict):
+def test_a_stream_that_takes_too_long_ends_with_an_error(strict):
     body = {"model": "mine", "prompt": "a", "max_tokens": 30, "stream": True}
     extra = {"plan": "ar", "ignore_eos": True}
     stream = strict.client("first-key").completions.create(**body, extra_body=extra)
     pieces = []
     with pytest.raises(openai.APIError) as caught:
-        pieces.extend(chunk for chunk in stream)
+        pieces.extend(stream)
     assert pieces
     assert caught.value.code == "timeout"
 
@@ -116,17 +120,17 @@ def occupied(server):
         yield
 
 
-def test_a_full_queue(slow_server):
+def test_requests_are_refused_while_the_queue_is_full(slow_server):
     with occupied(slow_server):
         thread = threading.Thread(target=lambda: slow_server.complete(max_tokens=1))
         thread.start()
         slow_server.wait_until(WAITING, 1)
         refused = slow_server.complete(max_tokens=1)
-        assert error(refused, 429)["type"] == "rate_limit_error"
+        assert expect_error(refused, 429)["type"] == "rate_limit_error"
         assert int(refused.headers["Retry-After"]) >= 1
         with pytest.raises(openai.RateLimitError):
             slow_server.client().completions.create(model=slow_server.model, prompt="a")
-    thread.join()  # its request gets the slot
+    thread.join()  # the request that waited gets the slot
     assert slow_server.complete(max_tokens=1).status_code == 200
 
 
@@ -141,10 +145,10 @@ def test_a_client_that_disconnects_frees_its_slot(slow_server, stream):
         head += "\r\nContent-Type: application/json"
         connection.sendall(head.encode() + b"\r\n\r\n" + content)
         slow_server.wait_until(RUNNING, 1)
-        time.sleep(0.3)
+        time.sleep(0.3)  # six passes
     slow_server.wait_until(RUNNING, 0)
     assert slow_server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1
-    assert slow_server.metric("vllm:generation_tokens_total") - written < 100
+    assert slow_server.metric("vllm:generation_tokens_total") - written < 100  # of 400
 
 
 def test_a_client_that_disconnects_while_it_waits_leaves_the_queue(slow_server):
@@ -154,14 +158,3 @@ def test_a_client_that_disconnects_while_it_waits_leaves_the_queue(slow_server):
             httpx.post(f"{slow_server.url}/v1/completions", json=body, timeout=0.3)
         slow_server.wait_until(WAITING, 0, seconds=10)  # the stream takes at least 20 s
         assert slow_server.metric(RUNNING) == 1
-
-
-def test_the_openai_client_can_close_a_stream(slow_server):
-    slow_server.wait_until(RUNNING, 0)
-    aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
-    body = {"model": slow_server.model, "prompt": "a", "max_tokens": 400, "stream": True}
-    stream = slow_server.client().completions.create(**body, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    stream.close()
-    slow_server.wait_until(RUNNING, 0)
-    assert slow_server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1

@@ -1,4 +1,4 @@
-"""/metrics: what requests count, and that each app has its own metrics."""
+"""What requests add to the metrics at /metrics. Each app has metrics of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORDED = {
 
 
 def differences(server, names, action) -> list[float]:
-    """Do an action, and return by how much it changes metrics of vLLM."""
+    """Do an action, and return by how much it changes each of the metrics `vllm:NAME`."""
     before = [server.metric(f"vllm:{name}") for name in names]
     action()
     return [
@@ -40,22 +40,22 @@ def differences(server, names, action) -> list[float]:
 
 
 @pytest.mark.slow
-def test_what_one_request_counts(server):
+def test_one_request_adds_its_tokens_times_and_drafts(server):
     of_path = {"path": "/v1/completions"}
     responses = server.metric("pass:http_responses_total", **of_path)
     kinds = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     names = [*RECORDED, *(f"spec_decode_num_{kind}_total" for kind in kinds)]
     fields = {"max_tokens": 20, "plan": "fused", "ignore_eos": True, "prompt": [5, 6, 7, 8, 9]}
     answers = []
-    *recorded, count, drafted, accepted, by_position = differences(
+    *recorded, passes, drafted, accepted, by_position = differences(
         server, names, lambda: answers.append(server.complete(**fields).json())
     )
     assert dict(zip(RECORDED, recorded, strict=True)) == RECORDED
     assert server.metric("pass:http_responses_total", **of_path) == responses + 1
-    extension = answers[0]["choices"][0]["pass"]
-    assert (drafted, accepted) == (extension["drafted"], extension["accepted"])
+    statistics = answers[0]["choices"][0]["pass"]
+    assert (drafted, accepted) == (statistics["drafted"], statistics["accepted"])
     assert by_position == accepted
-    assert 0 < count <= extension["passes"]
+    assert 0 < passes <= statistics["passes"]  # the metric counts only passes with drafts
 
 
 def test_gauges_and_labels(server):
@@ -105,20 +105,21 @@ def test_n_choices_share_one_prefill(server, path):
     names = ("prefix_cache_queries_total", "prefix_cache_hits_total")
     counts = differences(server, names, lambda: answers.append(post(**fields).json()))
     prompt = answers[0]["usage"]["prompt_tokens"]
-    cached = answers[0]["usage"]["prompt_tokens_details"]["cached_tokens"]  # of other requests
+    cached = answers[0]["usage"]["prompt_tokens_details"]["cached_tokens"]  # by earlier requests
     assert cached < prompt / 2
-    # The last token of a prompt is in the first window, and never cached.
+    # The last token of a prompt is the root of the first window, so it is never cached.
     assert counts == [4 * prompt, 3 * (prompt - 1) + cached]
     assert len(answers[0]["choices"]) == 4
 
 
 @pytest.mark.slow
 def test_the_times_of_a_sequence_add_up(slow_server):
-    """As vLLM defines them: waiting, then from the slot to the first tokens, then to the last."""
+    """As in vLLM: waiting for a slot, then until the first tokens (prefill), then to the last."""
     names = [f"request_{name}_seconds_sum" for name in TIMES[:4]]
     names += ["time_to_first_token_seconds_sum", "e2e_request_latency_seconds_sum"]
     names += ["inter_token_latency_seconds_count", "inter_token_latency_seconds_sum"]
-    fields = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}  # there is one slot
+    # There is one slot, so the second choice waits for the first.
+    fields = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}
     choices = []
     queue, prefill, decode, inference, first, whole, gap_count, gap_sum = differences(
         slow_server, names, lambda: choices.extend(slow_server.complete(**fields).json()["choices"])
@@ -133,7 +134,7 @@ def test_the_times_of_a_sequence_add_up(slow_server):
 
 
 def test_an_app_mounted_below_a_path_keeps_its_keys(session):
-    """It then sees paths that begin with the mount path."""
+    """Such an app sees paths that begin with the path it is mounted at."""
     outer = Starlette(routes=[Mount("/llm", make_app(session, ServeOptions(keys=("key",))))])
     client, keyed = TestClient(outer), {"Authorization": "Bearer key"}
     for path in ("/v1/models", "/v1/completions", "/nothing"):
@@ -151,9 +152,9 @@ def test_tokens_that_no_client_read_are_counted(session):
     next(generation)
     sink = PrometheusSink(session, "mine")
     RequestMetrics(sink, "mine").record_end(Choice(0, generation, generation.submitted))
-    left = generation.stats.generated_tokens - len(generation.tokens)
-    assert 0 < left < 8
-    assert f'vllm:generation_tokens_total{{model_name="mine"}} {left}.0' in sink.text().decode()
+    unread = generation.stats.generated_tokens - len(generation.tokens)
+    assert 0 < unread < 8
+    assert f'vllm:generation_tokens_total{{model_name="mine"}} {unread}.0' in sink.text().decode()
 
 
 def test_apps_have_their_own_metrics_and_need_no_server(session):

@@ -1,4 +1,4 @@
-"""Completions and chats with the openai package: the answers are those of a session."""
+"""Completions and chats with the openai package have the texts and numbers of a session."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ PROMPT = "The quick brown fox"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
 
 
-def written(session, prompt, *, chat=False, new=24, **options):
-    """Return the generation of a session."""
+EOS = 1
+
+
+def written(session, prompt, *, chat=False, max_tokens=24, **options):
+    """Return what a session generates. options: of SamplingParams and of GenerateOptions."""
     names = {"temperature", "top_k", "top_p", "min_p", "seed"} & options.keys()
     sampling = SamplingParams(**{name: options.pop(name) for name in names})
     generate = session.chat if chat else session.generate
-    return generate(prompt, GenerateOptions(new, sampling, **options)).result()
+    return generate(prompt, GenerateOptions(max_tokens, sampling, **options)).result()
 
 
 def complete(server, **fields):
@@ -32,19 +35,19 @@ def complete(server, **fields):
 
 
 def choices_of(answer, stream):
-    """Return the choices of an answer, or of the chunks of a stream."""
+    """Return the choices of an answer, or if `stream`, of all its chunks."""
     return [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
 
 
 def as_bytes(token: str) -> bytes:
-    """Return the bytes of a token in `logprobs.tokens`: text, or `bytes:\\xe2` for a part of a
-    character."""
+    """Return the bytes of a token in `logprobs.tokens`, where the part of a character is written
+    like `bytes:\\xe2`."""
     if not token.startswith("bytes:"):
         return token.encode()
     return bytes(int(byte, 16) for byte in token.removeprefix("bytes:\\x").split("\\x"))
 
 
-def test_models(server):
+def test_the_served_model_is_listed(server):
     (model,) = server.client().models.list().data
     assert model.id == server.model
     assert server.client().models.retrieve(server.model).id == server.model
@@ -56,22 +59,22 @@ def test_models(server):
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 5, "top_k": 40, "top_p": 0.9}]
 )
-def test_the_text_is_the_sessions_for_every_plan(server, session, plan, sampling):
+def test_every_plan_writes_the_text_of_the_session(server, session, plan, sampling):
     expected = written(session, PROMPT, **sampling, plan="ar")
-    extra = {"plan": plan} | {key: value for key, value in sampling.items() if key == "top_k"}
-    fields = {key: value for key, value in sampling.items() if key != "top_k"}
+    fields = dict(sampling)
+    extra = {"plan": plan, "top_k": fields.pop("top_k", None)}  # not of OpenAI's API
     answer = complete(server, max_tokens=24, **fields, extra_body=extra)
     assert answer.choices[0].text == expected.text
     assert answer.choices[0].finish_reason == expected.finish_reason
     assert answer.usage.completion_tokens == len(expected.token_ids)
     assert answer.usage.prompt_tokens == len(expected.prompt_ids)
-    extension = answer.choices[0].model_extra["pass"]
-    assert extension["plan"].startswith(plan.partition(":")[0])
-    assert extension["passes"] > 0
-    assert extension["accepted"] <= extension["drafted"]
+    statistics = answer.choices[0].model_extra["pass"]
+    assert statistics["plan"].startswith(plan.partition(":")[0])
+    assert statistics["passes"] > 0
+    assert statistics["accepted"] <= statistics["drafted"]
 
 
-def test_chat_whole_and_streamed(server, session):
+def test_a_chat_has_the_text_of_the_session_whole_and_streamed(server, session):
     expected = written(session, TURNS, chat=True, temperature=0.7, seed=3)
     fields = {"model": server.model, "messages": TURNS, "temperature": 0.7, "seed": 3}
     fields["max_completion_tokens"] = 24
@@ -98,7 +101,7 @@ def test_a_stream_has_usage_only_on_request(server):
     assert all(chunk.choices and chunk.usage is None for chunk in stream)
 
 
-def test_text_parts_and_the_role_developer(server, session):
+def test_text_parts_are_joined_and_developer_means_system(server, session):
     expected = written(session, [{"role": "system", "content": "a\nb"}, *TURNS[1:]], chat=True)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": parts}, *TURNS[1:]]
@@ -119,7 +122,9 @@ def test_an_answer_can_be_sent_back(server):
 
 def test_n_choices_have_consecutive_seeds(server, session):
     answer = complete(server, n=3, seed=11, temperature=1, max_tokens=16)
-    expected = [written(session, PROMPT, temperature=1.0, seed=11 + i, new=16) for i in range(3)]
+    expected = [
+        written(session, PROMPT, temperature=1.0, seed=11 + i, max_tokens=16) for i in range(3)
+    ]
     assert [choice.text for choice in answer.choices] == [each.text for each in expected]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.text for choice in answer.choices}) == 3
@@ -128,10 +133,10 @@ def test_n_choices_have_consecutive_seeds(server, session):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_prompts_in_every_form(server, session, stream):
+def test_prompts_may_be_texts_or_token_ids_one_or_several(server, session, stream):
     texts = ["The quick", "import numpy", "Über"]
     ids = [session.encode(text) for text in texts]
-    expected = [written(session, text, new=12).text for text in texts]
+    expected = [written(session, text, max_tokens=12).text for text in texts]
     for prompt, count in [(texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)]:
         texts_written = [""] * count
         answer = complete(server, prompt=prompt, max_tokens=12, stream=stream)
@@ -140,10 +145,10 @@ def test_prompts_in_every_form(server, session, stream):
         assert texts_written == expected[:count]
 
 
-def test_stops(server, session):
-    whole = written(session, PROMPT, new=40).text
+def test_a_stop_string_ends_the_text(server, session):
+    whole = written(session, PROMPT, max_tokens=40).text
     stop = whole[10:13]
-    expected = written(session, PROMPT, new=40, stop=[stop])
+    expected = written(session, PROMPT, max_tokens=40, stop=[stop])
     answer = complete(server, max_tokens=40, stop=[stop, "never"])
     assert answer.choices[0].text == expected.text == whole[: whole.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
@@ -152,8 +157,8 @@ def test_stops(server, session):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_of_completions(server, session, stream):
-    expected = written(session, PROMPT, new=12, logprobs=3)
+def test_logprobs_of_completions_are_those_of_the_session(server, session, stream):
+    expected = written(session, PROMPT, max_tokens=12, logprobs=3)
     answer = complete(server, max_tokens=12, logprobs=3, stream=stream)
     logprobs = [choice.logprobs for choice in choices_of(answer, stream) if choice.logprobs]
     values = [value for each in logprobs for value in each.token_logprobs]
@@ -170,8 +175,8 @@ def test_logprobs_of_completions(server, session, stream):
 def test_text_offsets_are_positions_in_the_whole_text(server, stream):
     """Even if text is held back because it may begin a stop string, or a stop string ends it."""
 
-    def offsets(**more):
-        answer = complete(server, max_tokens=24, logprobs=0, **more, stream=stream)
+    def tokens_with_offsets(**stops):
+        answer = complete(server, max_tokens=24, logprobs=0, **stops, stream=stream)
         return [
             pair
             for choice in choices_of(answer, stream)
@@ -180,20 +185,22 @@ def test_text_offsets_are_positions_in_the_whole_text(server, stream):
         ]
 
     whole = complete(server, max_tokens=24).choices[0].text
-    pairs = offsets()
+    pairs = tokens_with_offsets()
     assert len(pairs) == 24
     for token, offset in pairs:
         if not token.startswith(("bytes:", "<")):  # special tokens have no text
             assert whole.startswith(token, offset)
-    assert offsets(stop=[whole[at : at + 3] + "\u4e16" for at in (0, 2, 5, 9)]) == pairs
-    cut = offsets(stop=[whole[6:9]])
+    beginnings = [whole[start : start + 3] for start in (0, 2, 5, 9)]
+    # The text has these beginnings of stop strings, and no stop string.
+    assert tokens_with_offsets(stop=[text + "\u4e16" for text in beginnings]) == pairs
+    cut = tokens_with_offsets(stop=[whole[6:9]])
     assert cut == pairs[: len(cut)]
     assert cut[-1][1] >= 6
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_of_chats(server, session, stream):
-    expected = written(session, TURNS, chat=True, new=12, logprobs=2)
+def test_logprobs_of_chats_are_those_of_the_session(server, session, stream):
+    expected = written(session, TURNS, chat=True, max_tokens=12, logprobs=2)
     body = {"model": server.model, "messages": TURNS, "temperature": 0, "max_tokens": 12}
     answer = server.client().chat.completions.create(
         **body, logprobs=True, top_logprobs=2, stream=stream
@@ -219,10 +226,10 @@ def test_speculative_false_drafts_nothing(server):
         assert (answer.choices[0].model_extra["pass"]["drafted"] > 0) == drafts
 
 
-def test_async_clients_at_once(server, session):
+def test_streams_of_async_clients_at_once_have_the_texts_of_the_session(server, session):
     prompts = [f"{PROMPT} {i}" for i in range(8)]
     expected = [
-        written(session, prompt, temperature=0.8, seed=i, new=20).text
+        written(session, prompt, temperature=0.8, seed=i, max_tokens=20).text
         for i, prompt in enumerate(prompts)
     ]
 
@@ -253,16 +260,16 @@ def test_errors_are_those_of_the_openai_package(server):
     "content", ["a<eos>b", [{"type": "text", "text": "a<eo"}, {"type": "text", "text": "<eos>"}]]
 )
 def test_special_tokens_that_a_message_spells_are_text(server, session, content):
-    """Unless the server allows special tokens in messages."""
+    """They are tokens if the server has the option `special_tokens`."""
     text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
     messages = [{"role": "user", "content": text}]
     ids = session.encode_chat(messages)
-    assert ids.count(1) == 0
+    assert ids.count(EOS) == 0
     fields = {"model": server.model, "messages": [{"role": "user", "content": content}]}
     answer = server.client().chat.completions.create(**fields, max_tokens=1)
     assert answer.usage.prompt_tokens == len(ids)
-    trusting = parse(session, ServeOptions(special_tokens=True), ChatRequest(**fields))
-    assert [*trusting.requests[0].prompt_ids] == session.encode_chat(
+    parsed = parse(session, ServeOptions(special_tokens=True), ChatRequest(**fields))
+    assert [*parsed.requests[0].prompt_ids] == session.encode_chat(
         messages, allow_special_tokens=True
     )
-    assert trusting.requests[0].prompt_ids.count(1) == 1
+    assert parsed.requests[0].prompt_ids.count(EOS) == 1

@@ -1,5 +1,5 @@
-"""The page at `/`: its headers, its content security policy, its colours. tests/page uses it in a
-browser."""
+"""The web page that a server has at `/`: its headers, content security policy, and colours. In a
+browser it is tested by tests/page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client(session, **options: object) -> TestClient:
 
 
 def test_the_page_needs_no_key(session):
-    """It holds none, and its API requests need one."""
+    """The page holds no key. The requests that it sends to the API need one."""
     http = client(session, keys=("k",))
     answer = http.get("/")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -75,13 +75,14 @@ def test_only_the_scripts_and_styles_of_the_page_may_run(session):
 
 
 def test_the_page_links_to_no_other_host_and_is_small():
-    elsewhere = r"https?://(?!www\.w3\.org/2000/svg)|(?<![:\w])//[\w.]+/|@import|\burl\("
-    assert re.findall(elsewhere, HTML) == []
+    other_host = r"https?://(?!www\.w3\.org/2000/svg)|(?<![:\w])//[\w.]+/|@import|\burl\("
+    assert re.findall(other_host, HTML) == []
     assert not re.search(r"\son\w+=|\sstyle=", HTML), "the policy would refuse it"
     assert len(HTML.splitlines()) < 600
 
 
 def colours(block: str) -> dict[str, str]:
+    """Return the colours in a block of CSS by name."""
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", block))
 
 
@@ -89,6 +90,7 @@ LIGHT, DARK = (colours(block) for block in re.findall(r":root \{(.*?)\}", HTML, 
 
 
 def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, as WCAG 2 defines it: 0 to 1."""
     digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
     channels = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
     red, green, blue = (
@@ -109,13 +111,13 @@ TEXT_ON = [
     *((name, ground) for name in ("quiet", "bad", "good") for ground in ("page", "card")),
     ("on-strong", "strong"),
 ]
-"""Pairs of a text's colour and its background's."""
+"""Pairs of colours: of a text, and of its background."""
 
 
 @pytest.mark.parametrize("theme", [LIGHT, LIGHT | DARK], ids=["light", "dark"])
 def test_colours_have_contrast(theme):
-    """WCAG's level AA: 4.5 for text, 3 for other things that have to be seen."""
+    """As level AA of WCAG demands: 4.5 for text, 3 for other things that have to be seen."""
     marks = [(name, "card") for name in ("lookahead", "ngram", "grammar", "strong")]
-    for pairs, least in ((TEXT_ON, 4.5), (marks, 3)):
+    for pairs, min_contrast in ((TEXT_ON, 4.5), (marks, 3)):
         for front, ground in pairs:
-            assert contrast(theme[front], theme[ground]) >= least, (front, ground)
+            assert contrast(theme[front], theme[ground]) >= min_contrast, (front, ground)

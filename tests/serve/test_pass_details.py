@@ -1,4 +1,4 @@
-"""`pass_details`: requests can ask for the tokens of each pass, with the source of each token."""
+"""`pass_details`: a request can ask for the tokens of each pass, with the source of each token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 
 @pytest.fixture(scope="module")
 def session(tiny_bundle):
-    """Some look-ahead drafts are accepted. Many tokens are parts of characters, without text."""
+    """A session whose model accepts some look-ahead drafts, and writes a text in which many tokens
+    are parts of characters."""
     drafter = right_unless(lambda position: position % 5 < 3)
     with reciting_session(tiny_bundle, drafter=drafter) as session:
         session.chat_template = ChatTemplate(THINKING, {"bos_token": "<bos>", "eos_token": "<eos>"})
@@ -52,10 +53,13 @@ def text_of(choice: dict) -> str:
 
 
 def expected(session, prompt: list[int]) -> list[list[dict]]:
-    """Return the tokens of each pass of a session."""
+    """Return the tokens of each pass in which the session itself answers, as `pass_details`."""
     pieces = session.generate(prompt, GenerateOptions(40, SamplingParams(0.0), plan="fused"))
     names = ("id", "text", "source")
-    return [[{name: getattr(t, name) for name in names} for t in piece.tokens] for piece in pieces]
+    return [
+        [{name: getattr(token, name) for name in names} for token in piece.tokens]
+        for piece in pieces
+    ]
 
 
 def prompt_of(session, path: str) -> list[int]:
@@ -65,8 +69,8 @@ def prompt_of(session, path: str) -> list[int]:
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_stream_has_the_tokens_of_every_pass(session, http, path, logprobs):
-    more = {"logprobs": (2 if path == ENDPOINTS[0] else True)} if logprobs else {}
-    chunks = choices(http, path, pass_details=True, **more)
+    fields = {"logprobs": (2 if path == ENDPOINTS[0] else True)} if logprobs else {}
+    chunks = choices(http, path, pass_details=True, **fields)
     passes = [choice for choice in chunks[:-1] if "pass" in choice]
     tokens = [choice["pass"]["tokens"] for choice in passes]
     assert tokens == expected(session, prompt_of(session, path))
@@ -79,12 +83,12 @@ def test_a_stream_has_the_tokens_of_every_pass(session, http, path, logprobs):
         counts = [len(entry.get("content") or entry["tokens"]) for entry in entries]
         assert counts == [*map(len, tokens)]
     text = "".join(token["text"] for token in chain(*tokens))
-    # A chat leaves out white space around thoughts.
+    # The text of a chat is without the white space around thoughts.
     assert text.split() == "".join(map(text_of, chunks)).split()
     assert any(not text_of(choice) for choice in passes), "a pass without text has a chunk, too"
-    ended = chunks[-1]["pass"]
-    assert ended["passes"] == len(passes)
-    rates = ended["acceptance_per_position"]
+    statistics = chunks[-1]["pass"]
+    assert statistics["passes"] == len(passes)
+    rates = statistics["acceptance_per_position"]
     assert 0 < rates[0] < 1
     assert rates == sorted(rates, reverse=True)
 
@@ -98,7 +102,7 @@ def test_a_whole_answer_has_every_token(session, http, path):
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_without_pass_details_there_are_no_tokens(http, path):
-    """Passes without text have no chunk then."""
+    """Nor is there a chunk for a pass without text."""
     for fields in ({}, {"pass_details": False}):
         *chunks, last = choices(http, path, **fields)
         assert not any("pass" in choice for choice in chunks)

@@ -1,5 +1,5 @@
-"""What probes, proxies and browsers need: HEAD, OPTIONS, CORS, slashes, compressed bodies, early
-heads of streams, keep-alive comments, answers while the server warms up."""
+"""What probes, proxies and browsers need: HEAD, OPTIONS, CORS, slashes at the end of paths,
+compressed bodies, early heads and keep-alive comments of streams, answers while warming up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
-from running import error
+from running import expect_error
 from starlette.testclient import TestClient
 
 from pass_runtime import GenerateOptions, PassError
@@ -27,7 +27,7 @@ from pass_server.warming_up import warming_up
 
 GET = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/m", "/", "/openapi.json")
 POST = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
-ASKED = {"model": "m", "prompt": "The quick", "max_tokens": 2, "temperature": 0}
+COMPLETION = {"model": "m", "prompt": "The quick", "max_tokens": 2, "temperature": 0}
 ORIGIN = "https://chat.example.org"
 
 
@@ -51,7 +51,7 @@ def test_head_is_get_without_the_body(client, path):
         assert head.headers.keys() == whole.headers.keys()
 
 
-def test_head_of_unknown_and_of_post_paths(client):
+def test_head_is_404_for_unknown_models_and_405_for_post_paths(client):
     with client() as http:
         assert http.head("/v1/models/other").status_code == 404
         assert http.head("/v1/completions").status_code == 405
@@ -71,7 +71,9 @@ def test_options_lists_the_allowed_methods(client, path, keys):
 def test_a_stream_has_no_headers_of_an_earlier_one(client):
     with client(cors_origins=(ORIGIN,)) as http:
         for headers in ({"Origin": ORIGIN}, {}, {"Origin": ORIGIN}):
-            answer = http.post("/v1/completions", json=ASKED | {"stream": True}, headers=headers)
+            answer = http.post(
+                "/v1/completions", json=COMPLETION | {"stream": True}, headers=headers
+            )
             assert answer.status_code == 200
             assert answer.headers.get("access-control-allow-origin") == headers.get("Origin")
             assert answer.headers.get("vary", "").count("Origin") <= 1
@@ -83,11 +85,11 @@ def test_other_origins_need_the_option_cors_origins(client):
     with client() as http:
         assert "access-control" not in str(http.get("/health", headers=headers_of_page).headers)
     with client(cors_origins=(ORIGIN,), keys=("k",)) as http:
-        before = http.options("/v1/completions", headers=headers_of_page)
-        assert before.status_code == 200
-        assert before.headers["access-control-allow-origin"] == ORIGIN
-        assert "authorization" in before.headers["access-control-allow-headers"].lower()
-        refused = http.post("/v1/completions", json=ASKED, headers={"Origin": ORIGIN})
+        preflight = http.options("/v1/completions", headers=headers_of_page)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == ORIGIN
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        refused = http.post("/v1/completions", json=COMPLETION, headers={"Origin": ORIGIN})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == ORIGIN
         foreign = http.options(
@@ -102,17 +104,17 @@ def test_other_origins_need_the_option_cors_origins(client):
 @pytest.mark.parametrize("path", [*GET, *POST])
 @pytest.mark.parametrize("slashes", ["/", "//"])
 def test_a_slash_at_the_end_changes_nothing(client, path, slashes):
-    of_proxy = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
+    headers_of_proxy = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
     with client() as http:
         method = "POST" if path in POST else "GET"
-        body = ASKED if path == "/v1/completions" else {} if method == "POST" else None
+        body = COMPLETION if path == "/v1/completions" else {} if method == "POST" else None
         without, answer = (
-            http.request(method, each, json=body, headers=of_proxy)
+            http.request(method, each, json=body, headers=headers_of_proxy)
             for each in (path, path.rstrip("/") + slashes)
         )
         assert without.status_code == answer.status_code != 404
         assert "location" not in answer.headers
-        if path not in ("/metrics", "/v1/completions", "/v1/responses"):
+        if path not in ("/metrics", "/v1/completions", "/v1/responses"):  # with ids or times
             assert without.content == answer.content
 
 
@@ -122,8 +124,8 @@ def test_a_path_with_a_slash_needs_the_key_too(client):
         assert http.get("/health/").status_code == 200
 
 
-BODY = json.dumps(ASKED).encode()
-PACKED = {
+BODY = json.dumps(COMPLETION).encode()
+ENCODED_BODIES = {
     "gzip": gzip.compress(BODY),
     "x-gzip": gzip.compress(BODY),
     "GZip": gzip.compress(BODY[:9]) + gzip.compress(BODY[9:]),
@@ -131,18 +133,19 @@ PACKED = {
     "identity": BODY,
     "": BODY,
 }
+"""BODY in each accepted Content-Encoding."""
 
 
-def send(http, body, encoding, **headers):
-    own = {"Content-Type": "application/json", "Content-Encoding": encoding} | headers
-    return http.post("/v1/completions", content=body, headers=own)
+def send(http, body, encoding):
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    return http.post("/v1/completions", content=body, headers=headers)
 
 
-@pytest.mark.parametrize("encoding", PACKED)
-def test_compressed_bodies(client, encoding):
+@pytest.mark.parametrize("encoding", ENCODED_BODIES)
+def test_compressed_bodies_are_expanded(client, encoding):
     with client() as http:
-        plain = http.post("/v1/completions", json=ASKED).json()["choices"][0]["text"]
-        answer = send(http, PACKED[encoding], encoding)
+        plain = http.post("/v1/completions", json=COMPLETION).json()["choices"][0]["text"]
+        answer = send(http, ENCODED_BODIES[encoding], encoding)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == plain
 
@@ -150,49 +153,52 @@ def test_compressed_bodies(client, encoding):
 @pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, gzip", "compress", "nonsense"])
 def test_other_content_encodings_are_refused(client, encoding):
     with client() as http:
-        problem = error(send(http, zlib.compress(BODY), encoding), 415)
+        problem = expect_error(send(http, zlib.compress(BODY), encoding), 415)
         assert f"Content-Encoding '{encoding}'" in problem["message"]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_bodies_are_bounded_after_expansion(client, encoding):
-    pack = {"gzip": gzip.compress, "zstd": zstandard.compress}[encoding]
+    compress = {"gzip": gzip.compress, "zstd": zstandard.compress}[encoding]
     with client(max_body_bytes=10_000) as http:
-        problem = error(send(http, pack(b" " * (1 << 26)), encoding), 413)
+        problem = expect_error(send(http, compress(b" " * (1 << 26)), encoding), 413)
         assert problem["code"] == "body_too_large"
-        assert send(http, pack(BODY + b" " * (10_000 - len(BODY))), encoding).status_code == 200
-        assert send(http, pack(BODY + b" " * (10_001 - len(BODY))), encoding).status_code == 413
-        for damaged in (pack(BODY)[:-9], b"junk", BODY):
-            problem = error(send(http, damaged, encoding), 400)
+        assert send(http, compress(BODY + b" " * (10_000 - len(BODY))), encoding).status_code == 200
+        assert send(http, compress(BODY + b" " * (10_001 - len(BODY))), encoding).status_code == 413
+        for damaged in (compress(BODY)[:-9], b"junk", BODY):
+            problem = expect_error(send(http, damaged, encoding), 400)
             assert problem["code"] in ("invalid_encoding", "invalid_json")
-    assert expand(pack(b"a" * 5), encoding, 5) == b"aaaaa"
+    assert expand(compress(b"a" * 5), encoding, 5) == b"aaaaa"
 
 
 def test_a_body_is_utf8_with_or_without_a_byte_order_mark(client):
     with client() as http:
         assert send(http, BODY.decode().encode("utf-8-sig"), "").status_code == 200
         for name in ("utf-16", "utf-16-le", "utf-32-be"):
-            problem = error(send(http, BODY.decode().encode(name), ""), 400)
+            problem = expect_error(send(http, BODY.decode().encode(name), ""), 400)
             assert name[:6].upper() in problem["message"]
-        latin = json.dumps(ASKED | {"prompt": "caf\u00e9"}, ensure_ascii=False).encode("latin-1")
-        assert "UTF-8" in error(send(http, latin, ""), 400)["message"]
+        latin = json.dumps(COMPLETION | {"prompt": "caf\u00e9"}, ensure_ascii=False).encode(
+            "latin-1"
+        )
+        assert "UTF-8" in expect_error(send(http, latin, ""), 400)["message"]
 
 
 STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
 def stream_request(path: str) -> tuple[Any, Any]:
-    """Return the ASGI scope of a request for a stream, and its `receive`."""
+    """Return the ASGI scope of a request for a stream, and its `receive`, which gives the body, and
+    then waits for ever, as for a client that stays connected."""
     fields: dict[str, Any] = {"model": "m", "stream": True, "temperature": 0}
     fields |= {"input": "a", "max_output_tokens": 2} if "responses" in path else {"max_tokens": 2}
     fields |= {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {}
     fields |= {"prompt": "a"} if path == "/v1/completions" else {}
-    given = [{"type": "http.request", "body": json.dumps(fields).encode()}]
+    messages = [{"type": "http.request", "body": json.dumps(fields).encode()}]
 
     async def receive():
-        if not given:
+        if not messages:
             await asyncio.Event().wait()
-        return given.pop()
+        return messages.pop()
 
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
     scope |= {"query_string": b"", "headers": [(b"content-type", b"application/json")]}
@@ -201,16 +207,16 @@ def stream_request(path: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_without_tokens_has_keep_alive_comments(session, monkeypatch, path):
-    """They follow the head of the response, which comes before the first token."""
+    """The comments follow the head of the response, which comes before the first token."""
     release = asyncio.Event()
     pieces = Service.pieces
 
-    async def late(self, choices):
+    async def held_pieces(self, choices):
         await release.wait()
-        async for each in pieces(self, choices):
-            yield each
+        async for piece in pieces(self, choices):
+            yield piece
 
-    monkeypatch.setattr(Service, "pieces", late)
+    monkeypatch.setattr(Service, "pieces", held_pieces)
     app = make_app(session, ServeOptions(model_name="m", keep_alive_seconds=0.05))
     sent = asyncio.Queue()
 
@@ -231,13 +237,14 @@ def test_a_stream_without_tokens_has_keep_alive_comments(session, monkeypatch, p
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypatch, path):
-    """HEAD_SECONDS count for streams with a slot only. A client that disconnects frees its place
-    in the queue."""
+    """The head waits HEAD_SECONDS for the first pass only if the stream has a slot. A client that
+    disconnects frees its place in the queue."""
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 3600.0)
     app, sent = make_app(session, ServeOptions(model_name="m")), asyncio.Queue()
     release = threading.Event()
-    holding = threading.Thread(target=session.call, args=(lambda _: release.wait(60),))
-    holding.start()
+    # Holds the thread that decodes, so that the requests keep all slots.
+    holder = threading.Thread(target=session.call, args=(lambda _: release.wait(60),))
+    holder.start()
     options = GenerateOptions(max_new_tokens=1, ignore_eos=True)
     occupied = [session.generate("a", options) for _ in range(session.slots)]
 
@@ -252,33 +259,35 @@ def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypat
         asyncio.run(main())
     finally:
         release.set()
-        holding.join()
+        holder.join()
     assert [each.result().finish_reason for each in occupied] == ["length"] * session.slots
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-def test_a_stream_that_fails_at_once_has_a_status(session, monkeypatch, path: str):
-    async def fail(_self, _choices):
-        raise PassError("it broke")
-        yield
+def fail_streams_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every stream fail after these seconds, before its first token."""
 
-    monkeypatch.setattr(Service, "pieces", fail)
+    async def pieces(_self, _choices):
+        await asyncio.sleep(seconds)
+        raise PassError("it broke")
+        yield  # makes the function a generator
+
+    monkeypatch.setattr(Service, "pieces", pieces)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+def test_a_stream_that_fails_at_once_has_an_error_status(session, monkeypatch, path: str):
+    fail_streams_after(0, monkeypatch)
     body = {"model": "m", "prompt" if "completions" in path else "input": "a", "stream": True}
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
         answer = http.post(path, json=body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "it broke")
 
 
-def test_a_stream_that_fails_before_its_first_token_ends_with_an_error(session, monkeypatch):
-    async def fail(_self, _choices):
-        await asyncio.sleep(0.2)
-        raise PassError("it broke")
-        yield
-
-    monkeypatch.setattr(Service, "pieces", fail)
+def test_a_stream_that_fails_after_its_head_ends_with_an_error(session, monkeypatch):
+    fail_streams_after(0.2, monkeypatch)
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
-        text = http.post("/v1/completions", json=ASKED | {"stream": True}).text
+        text = http.post("/v1/completions", json=COMPLETION | {"stream": True}).text
         lines = [line for line in text.splitlines() if line]
         assert json.loads(lines[0].removeprefix("data: "))["error"]["message"] == "it broke"
         assert lines[-1] == "data: [DONE]"
@@ -296,9 +305,12 @@ def test_a_server_that_warms_up_is_healthy_and_not_ready():
             assert http.get("/health").json() == {"status": "ok"}
             assert http.head("/health/").status_code == 200
             for path in ("/ready", "/v1/models", "/metrics"):
-                found = http.get(path)
-                assert (found.status_code, found.headers["retry-after"]) == (503, "5")
-            assert error(http.post("/v1/completions", json=ASKED), 503)["code"] == "warming_up"
+                answer = http.get(path)
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert (
+                expect_error(http.post("/v1/completions", json=COMPLETION), 503)["code"]
+                == "warming_up"
+            )
         assert not [each for each in threading.enumerate() if each.name == "pass-warming-up"]
         with answering(listener, warming_up(), 10, 5.0):  # the listener is still open
             assert httpx.get(f"{url}/health").status_code == 200

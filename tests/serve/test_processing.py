@@ -1,4 +1,4 @@
-"""Requests that change logits: constraints, penalties, biases, forbidden and allowed tokens."""
+"""Requests with constraints, penalties, biases, bad words, allowed tokens, `best_of` or `echo`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Pet(BaseModel):
 
 SCHEMA = Pet.model_json_schema()
 STRICT = {"name": "pet", "schema": SCHEMA, "strict": True}
-IN_JSON = [
+SCHEMA_FIELDS = [
     {"response_format": {"type": "json_schema", "json_schema": STRICT}},
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"json": json.dumps(SCHEMA)}},
     {"guided_json": SCHEMA},
 ]
+"""The ways in which a request can ask for SCHEMA."""
 GRAMMAR = 'start: "(" word ("," word)? ")"\nword: "a" | "bc"'
-MATCHING = [
+PATTERN_FIELDS = [
     ({"structured_outputs": {"regex": "[0-9]{3}-[ab]{2}"}}, "[0-9]{3}-[ab]{2}"),
     ({"guided_regex": "[0-9]{3}-[ab]{2}"}, "[0-9]{3}-[ab]{2}"),
     ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
@@ -38,7 +39,8 @@ MATCHING = [
     ({"structured_outputs": {"grammar": GRAMMAR}}, r"\((a|bc)(,(a|bc))?\)"),
     ({"guided_grammar": GRAMMAR}, r"\((a|bc)(,(a|bc))?\)"),
 ]
-PROCESSORS = [
+"""Constraints, and a regular expression of the texts that each allows."""
+PROCESSOR_FIELDS = [
     {"presence_penalty": 1.5},
     {"frequency_penalty": -1.0},
     {"repetition_penalty": 1.4},
@@ -47,9 +49,10 @@ PROCESSORS = [
     {"bad_words": ["g"]},
     {"allowed_token_ids": [*range(40, 80)]},
 ]
+"""Fields that change the logits of PROMPT's answer."""
 
 
-@pytest.mark.parametrize("fields", IN_JSON, ids=lambda fields: next(iter(fields)))
+@pytest.mark.parametrize("fields", SCHEMA_FIELDS, ids=lambda fields: next(iter(fields)))
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 def test_a_schema_is_followed(server, kind, fields):
     answer = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, **fields)
@@ -59,7 +62,7 @@ def test_a_schema_is_followed(server, kind, fields):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_parse_helper_of_the_openai_package(server, stream):
+def test_the_openai_package_parses_answers_with_a_schema(server, stream):
     fields = {"model": server.model, "messages": TURNS, "temperature": 1, "seed": 2}
     fields["max_tokens"] = 200
     completions = server.client().chat.completions
@@ -72,16 +75,17 @@ def test_the_parse_helper_of_the_openai_package(server, stream):
     assert json.loads(message.content) == message.parsed.model_dump()
 
 
-def test_json_object(server):
+def test_json_object_makes_the_model_write_objects(server):
     fields = {"response_format": {"type": "json_object"}, "temperature": 1, "max_tokens": 700}
-    ended = [server.chat(seed=seed, **fields).json()["choices"][0] for seed in range(4)]
-    texts = [choice["message"]["content"] for choice in ended if choice["finish_reason"] == "stop"]
+    choices = [server.chat(seed=seed, **fields).json()["choices"][0] for seed in range(4)]
+    ended = [choice for choice in choices if choice["finish_reason"] == "stop"]
+    texts = [choice["message"]["content"] for choice in ended]
+    assert texts
     assert all(text.startswith("{") for text in texts)
     assert all(isinstance(json.loads(text), dict) for text in texts)
-    assert texts
 
 
-@pytest.mark.parametrize(("fields", "pattern"), MATCHING, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "pattern"), PATTERN_FIELDS, ids=lambda value: str(value)[:40])
 def test_regexes_choices_and_grammars_are_followed(server, fields, pattern):
     for seed in range(3):
         answer = server.complete(max_tokens=40, temperature=1.5, seed=seed, **fields)
@@ -91,26 +95,25 @@ def test_regexes_choices_and_grammars_are_followed(server, fields, pattern):
 
 
 @pytest.mark.parametrize("plan", ["ar", "fused"])
-@pytest.mark.parametrize("fields", PROCESSORS, ids=lambda fields: next(iter(fields)))
-def test_each_field_does_what_the_session_does(server, session, fields, plan):
+@pytest.mark.parametrize("fields", PROCESSOR_FIELDS, ids=lambda fields: next(iter(fields)))
+def test_each_field_changes_the_text_as_in_a_session(server, session, fields, plan):
     sampling, options = {}, {}
     for key, value in fields.items():
-        of_sampling = key == "logit_bias" or "penalty" in key
-        (sampling if of_sampling else options)[key] = value
-    if "logit_bias" in sampling:
-        biases = sampling["logit_bias"].items()
-        sampling["logit_bias"] = {int(token): bias for token, bias in biases}
-    expected, plain = (
-        session.generate(PROMPT, GenerateOptions(24, SamplingParams(**own), **more)).result()
-        for own, more in ((sampling, options), ({}, {}))
-    )
+        if key == "logit_bias":
+            sampling[key] = {int(token): bias for token, bias in value.items()}
+        else:
+            (sampling if "penalty" in key else options)[key] = value
+    expected = session.generate(
+        PROMPT, GenerateOptions(24, SamplingParams(**sampling), **options)
+    ).result()
+    plain = session.generate(PROMPT, GenerateOptions(24)).result()
     (choice,) = server.complete(prompt=PROMPT, max_tokens=24, plan=plan, **fields).json()["choices"]
     assert choice["text"] == expected.text
-    if "min_tokens" not in fields:  # the plain text is longer
+    if "min_tokens" not in fields:  # the plain text has more tokens already
         assert choice["text"] != plain.text
 
 
-def test_a_constraint_with_several_choices(server, session):
+def test_every_choice_follows_the_constraint(server, session):
     body = {"model": server.model, "prompt": PROMPT, "n": 3, "seed": 5, "max_tokens": 30}
     answer = server.client().completions.create(**body, extra_body={"guided_regex": "[a-f]{8}"})
     constraint, expected = Constraint(regex="[a-f]{8}"), []
@@ -121,16 +124,16 @@ def test_a_constraint_with_several_choices(server, session):
     assert len(set(expected)) == 3
 
 
-def test_best_of_returns_the_likeliest(server, session):
-    sequences, means = [], {}
+def test_best_of_returns_the_likeliest_texts(server, session):
+    sequences, mean_logprobs = [], {}
     for seed in range(7, 12):
         options = GenerateOptions(12, SamplingParams(1.0, seed=seed), logprobs=0)
         sequences.append(sequence := session.generate(PROMPT, options).result())
         logprobs = [token.logprobs.logprob for token in sequence.tokens]
-        means[sequence.text] = sum(logprobs) / len(logprobs)
+        mean_logprobs[sequence.text] = sum(logprobs) / len(logprobs)
     body = {"model": server.model, "prompt": PROMPT, "max_tokens": 12, "temperature": 1}
     answer = server.client().completions.create(**body, n=2, best_of=5, seed=7)
-    likeliest = sorted(means, key=means.get, reverse=True)[:2]
+    likeliest = sorted(mean_logprobs, key=mean_logprobs.get, reverse=True)[:2]
     assert [choice.text for choice in answer.choices] == likeliest
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert all(choice.logprobs is None for choice in answer.choices)

@@ -1,4 +1,4 @@
-"""Ray: replicas of the server, and a batch by several actors, of which one is killed."""
+"""With Ray: a server of two replicas, and a batch of two actors, of which one is killed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ FLAGS = shlex.split("--max-new-tokens 30 --ignore-eos --temperature 1 --seed 3 -
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """An environment in which Ray has its own folder (whose name is short enough for sockets), and
-    its processes are neither niced, nor killed if other processes fill the memory."""
+    """Environment variables: Ray has a folder of its own, whose name is short enough for sockets,
+    and its processes are neither niced, nor killed if other processes fill the memory."""
     folder = tempfile.mkdtemp(prefix="ray-")
-    own = {"RAY_TMPDIR": folder, "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
-    yield {**os.environ, **own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    ray = {"RAY_TMPDIR": folder, "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    yield {**os.environ, **ray, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
-    """Return the processes with this name that Ray started."""
+    """Return the descendants of a process, which Ray started, whose names contain `name`."""
     running = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
@@ -61,7 +61,7 @@ def wait_for(condition, seconds: float = 120):
 
 
 def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
-    """End a process by a signal, and those that Ray started for it; return its exit status."""
+    """End a process by a signal, and kill what Ray started for it. Return its exit status."""
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.send_signal(number)
     status = process.wait(60)
@@ -70,7 +70,7 @@ def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
     return status
 
 
-def content(path: Path) -> list[dict]:
+def results_of(path: Path) -> list[dict]:
     """Return the results of a batch without statistics and request hashes."""
     results = [json.loads(line) for line in path.read_text().splitlines()]
     for result in results:
@@ -97,15 +97,16 @@ def test_a_batch_survives_the_death_of_an_actor(random_bundle, tmp_path, environ
     with (tmp_path / "log").open("wb") as log:
         running = subprocess.Popen(on_ray, stderr=log, stdout=log, env=environment)
     name = "MapWorker(MapBatches(Answerer)).submit"  # a working actor
-    busy = wait_for(lambda: running.poll() is not None or children(running, name))
-    assert busy is not True, (tmp_path / "log").read_text()
-    busy[0].kill()
+    wait_for(lambda: running.poll() is not None or children(running, name))
+    assert running.poll() is None, (tmp_path / "log").read_text()
+    children(running, name)[0].kill()
     assert running.wait(240) == 0, (tmp_path / "log").read_text()
-    assert len(content(whole)) == 60
-    assert content(results) == content(whole)
+    assert len(results_of(whole)) == 60
+    assert results_of(results) == results_of(whole)
 
 
-def served(bundle: Path, log: Path, environment: dict[str, str], port: int) -> subprocess.Popen:
+def serve(bundle: Path, log: Path, environment: dict[str, str], port: int) -> subprocess.Popen:
+    """Return a server of two replicas, which is ready."""
     flags = ["--replicas", "2", "--port", str(port), "--max-batch-size", "4"]
     line = [sys.executable, str(SCRIPT), str(bundle), *flags]
     with log.open("wb") as file:
@@ -115,8 +116,8 @@ def served(bundle: Path, log: Path, environment: dict[str, str], port: int) -> s
     return process
 
 
-def answered(environment: dict[str, str]) -> dict[str, int]:
-    """Return how many completions each replica has answered, by its log."""
+def completions_by_replica(environment: dict[str, str]) -> dict[str, int]:
+    """Return how many completions each replica has answered, by the name of its log."""
     logs = Path(environment["RAY_TMPDIR"]).glob("ray/session_2*/logs/serve/replica_pass_pass_*.log")
     return {path.name: path.read_text().count("POST /v1/completions 200") for path in logs}
 
@@ -130,7 +131,7 @@ def free_port() -> int:
 def test_replicas_survive_the_death_of_one(
     random_bundle, session, tmp_path, environment, free_port
 ):
-    process = served(random_bundle, tmp_path / "log", environment, free_port)
+    process = serve(random_bundle, tmp_path / "log", environment, free_port)
     try:
         client = OpenAI(
             base_url=f"http://127.0.0.1:{free_port}/v1", api_key="none", max_retries=8, timeout=60
@@ -149,7 +150,7 @@ def test_replicas_survive_the_death_of_one(
         with ThreadPoolExecutor(6) as pool:
             texts = list(pool.map(ask, range(60)))
         assert killed.is_set()
-        assert min(sorted(answered(environment).values())[-2:]) >= 5, answered(environment)
+        assert min(sorted(completions_by_replica(environment).values())[-2:]) >= 5
         wait_for(lambda: len(children(process, "ray::ServeReplica")) == 2)  # it was replaced
         stream = client.completions.create(model=name, prompt="a", max_tokens=5, stream=True)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("length", "stop")
@@ -160,8 +161,7 @@ def test_replicas_survive_the_death_of_one(
         assert text == session.generate(f"number {i}", options).result().text
 
 
-def test_wrong_flags(random_bundle, tmp_path):
-    """They are refused in one line, before Ray is started."""
+def test_wrong_flags_are_refused_in_one_line_before_ray_starts(random_bundle, tmp_path):
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "a"}\n')
     batch = [*BATCH, str(random_bundle), str(requests), str(tmp_path / "out")]

@@ -1,4 +1,5 @@
-"""The table of request fields: dataclasses agree with it, and a row makes a field everywhere."""
+"""The table REQUEST_FIELDS: the dataclasses of options agree with it, and a new row is a new field
+of all commands and requests."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ RUNTIME = Path(pass_runtime.__file__).parents[1]
 def test_the_table_and_the_dataclasses_have_the_same_fields_and_defaults():
     assert {field.name: field.default for field in SAMPLING_FIELDS} == vars(SamplingParams())
     defaults = dict(vars(GenerateOptions()))
+    # These fields are not in the table.
     for name in ("sampling", "constraint", "reuse_prefix", "shown_special_tokens"):
         del defaults[name]
     assert {field.name: field.default for field in DECODING_FIELDS} == defaults
@@ -42,21 +44,21 @@ OPTION_FIELDS = [
 def test_bounds_are_checked(field):
     """A value beyond each bound is refused, and the bound itself if it is inclusive."""
     for name, bound in field.bounds.items():
-        beyond: Any = bound - 1 if name[0] == "g" else bound + 1
-        for value in (beyond, bound):
-            valid = bool(COMPARISONS[name](value, bound))
-            given = {5: float(value)} if field.kind == "biases" else value
-            if field.kind == "whole" and value == float("inf"):
+        beyond: Any = bound - 1 if name in ("ge", "gt") else bound + 1
+        for number in (beyond, bound):
+            valid = bool(COMPARISONS[name](number, bound))
+            value = {5: float(number)} if field.kind == "biases" else number
+            if field.kind == "whole" and number == float("inf"):
                 continue
             if valid:
-                assert field.checked(given) == given
+                assert field.checked(value) == value
             else:
                 with pytest.raises(PassError, match=f"^{field.label} must be "):
-                    field.checked(given)
+                    field.checked(value)
     assert bool(field.allowed) == bool(field.bounds)
 
 
-ROW = """    RequestField(
+NEW_ROW = """    RequestField(
         "sharpness",
         "number",
         0.0,
@@ -68,7 +70,7 @@ ROW = """    RequestField(
         triton="sharpness_factor",
     ),
 """
-USE_IT = """
+PROGRAM = """
 import json
 from click.testing import CliRunner
 import numpy as np
@@ -88,53 +90,52 @@ def refusal(call):
     except Exception as error:
         return str(error)
 
-given = {}
-def recorded(options, **more):
-    made = make(options, **more)
-    given["flag"] = made.sampling.sharpness
-    raise PassError("recorded")
-make, flags.generate_options = flags.generate_options, recorded
+results = {}
+def record(*arguments, **options):
+    results["flag"] = make(*arguments, **options).sampling.sharpness
+    raise PassError("recorded")  # ends the command
+make, flags.generate_options = flags.generate_options, record
 for command in ("generate", "chat", "batch"):
     line = [command, "b", *(["in", "out"] if command == "batch" else []), "--sharpness", "2"]
     CliRunner().invoke(main, line)
-    given[command] = given.pop("flag", None)
-given["help"] = CliRunner().invoke(main, ["generate", "--help"]).output.split()
-given["bench"] = "--sharpness" in CliRunner().invoke(main, ["bench", "--help"]).output
+    results[command] = results.pop("flag", None)
+results["help"] = CliRunner().invoke(main, ["generate", "--help"]).output.split()
+results["bench"] = "--sharpness" in CliRunner().invoke(main, ["bench", "--help"]).output
 line = parse_request({"prompt": "a", "sharpness": 2.0}).options(GenerateOptions(), 1)
-given["line"] = line.sampling.sharpness
-given["wrong line"] = refusal(lambda: parse_request({"prompt": "a", "sharpness": "2"}))
+results["line"] = line.sampling.sharpness
+results["wrong line"] = refusal(lambda: parse_request({"prompt": "a", "sharpness": "2"}))
 chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 bases = ((CompletionRequest, {"model": "m", "prompt": "a"}), (ChatRequest, chat))
 for model, base in bases:
     request = model.model_validate(base | {"sharpness": 2.0})
-    given[model.__name__] = _options(request, None, "").sampling.sharpness
+    results[model.__name__] = _options(request, None, "").sampling.sharpness
 for model, base in (*bases, (ResponsesRequest, {"model": "m", "input": "a"})):
-    given["schema of " + model.__name__] = model.model_json_schema()["properties"]["sharpness"]
+    results["schema of " + model.__name__] = model.model_json_schema()["properties"]["sharpness"]
     wrong = base | {"sharpness": 4.0}
-    given["wrong " + model.__name__] = refusal(lambda: model.model_validate(wrong))
-given["input"] = [str(field) for field in inputs(tokens=True) if field.name == "sharpness_factor"]
+    results["wrong " + model.__name__] = refusal(lambda: model.model_validate(wrong))
+results["input"] = [str(field) for field in inputs(tokens=True) if field.name == "sharpness_factor"]
 tensors = {"text_input": np.array([b"a"], object), "sharpness_factor": np.array([2], np.float32)}
-given["triton"] = read_request("m", tensors, "")[0].sharpness
-given["wrong value"] = refusal(lambda: SamplingParams(sharpness=4.0))
-given["wrong type"] = refusal(lambda: SamplingParams(sharpness="4"))
-print(json.dumps(given))
+results["triton"] = read_request("m", tensors, "")[0].sharpness
+results["wrong value"] = refusal(lambda: SamplingParams(sharpness=4.0))
+results["wrong type"] = refusal(lambda: SamplingParams(sharpness="4"))
+print(json.dumps(results))
 """
 
 
-def test_a_row_of_the_table_is_a_field_everywhere(tmp_path):
-    """In a copy of the runtime, the table gets a row, and SamplingParams a field."""
+def test_a_new_row_is_a_field_of_every_command_and_request(tmp_path):
+    """PROGRAM uses a copy of the runtime with a new row, and with its field in SamplingParams."""
     ignore = shutil.ignore_patterns("__pycache__")
     for package in ("pass_runtime", "pass_server"):
         shutil.copytree(RUNTIME / package, tmp_path / package, ignore=ignore)
-    for name, before, more in (
-        ("request_fields", "PENALTY_FIELDS = (\n", ROW),
+    for name, before, addition in (
+        ("request_fields", "PENALTY_FIELDS = (\n", NEW_ROW),
         ("sampling", "    min_p: float = 0.0\n", "    sharpness: float = 0.0\n"),
     ):
         path = tmp_path / "pass_runtime" / "bundle" / f"{name}.py"
         source = path.read_text(encoding="utf-8")
         assert source.count(before) == 1
-        path.write_text(source.replace(before, before + more), encoding="utf-8")
-    command = [sys.executable, "-c", USE_IT]
+        path.write_text(source.replace(before, before + addition), encoding="utf-8")
+    command = [sys.executable, "-c", PROGRAM]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from typing import Literal
 import openai
 import pytest
 from pydantic import BaseModel
-from running import error
+from running import expect_error
 
 from pass_runtime import GenerateOptions, SamplingParams
 
@@ -23,50 +23,51 @@ class Answer(BaseModel):
 
 
 def expected(session, messages):
+    """Return what a session generates for the requests of `fields`."""
     options = GenerateOptions(max_new_tokens=24, sampling=SamplingParams(temperature=0.7, seed=3))
     return session.chat(messages, options).result()
 
 
 def fields(server, **more):
+    """Return the arguments of a request with the openai package."""
     body = {"model": server.model, "input": TURNS, "temperature": 0.7, "max_output_tokens": 24}
     return body | {"extra_body": {"seed": 3}} | more
 
 
 def ask(server, **more):
+    """Send a short request without the openai package."""
     body = {"model": server.model, "input": "The quick", "max_output_tokens": 4}
     return server.post("/v1/responses", body | more)
 
 
-def test_the_text_is_the_sessions(server, session):
+def test_a_response_has_the_text_and_usage_of_a_session(server, session):
     answer = server.client().responses.create(**fields(server), metadata={"a": "b"})
-    text = expected(session, TURNS)
-    assert answer.output_text == text.text
+    generation = expected(session, TURNS)
+    assert answer.output_text == generation.text
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     (message,) = answer.output
     assert (message.type, message.role, message.status) == ("message", "assistant", "incomplete")
     assert answer.metadata == {"a": "b"}
     assert (answer.store, answer.previous_response_id, answer.error) == (False, None, None)
     assert (answer.temperature, answer.top_p, answer.max_output_tokens) == (0.7, 1.0, 24)
-    usage, prompt, new = answer.usage, len(text.prompt_ids), len(text.token_ids)
-    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
-        prompt,
-        new,
-        prompt + new,
-    )
-    assert answer.usage.output_tokens_details.reasoning_tokens == 0
+    usage = answer.usage
+    assert usage.input_tokens == len(generation.prompt_ids)
+    assert usage.output_tokens == len(generation.token_ids)
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert usage.output_tokens_details.reasoning_tokens == 0
     assert answer.model_extra["pass"]["seed"] == 3
 
 
 def test_instructions_are_a_system_message(server, session):
-    of_text = server.client().responses.create(
+    answer = server.client().responses.create(
         **fields(server, input="for i in range"), instructions="Be brief."
     )
-    assert of_text.output_text == expected(session, TURNS).text
-    assert of_text.instructions == "Be brief."
+    assert answer.output_text == expected(session, TURNS).text
+    assert answer.instructions == "Be brief."
 
 
-def test_items_are_messages(server, session):
-    """Both those that clients write, and those of earlier answers."""
+def test_input_items_are_messages_of_a_chat(server, session):
+    """Both the items that clients write, and those of earlier answers."""
 
     def texts(*parts):
         return [{"type": "input_text", "text": part} for part in parts]
@@ -93,9 +94,10 @@ def test_an_answer_can_be_sent_back(server):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_events_of_a_stream(server, session, ends):
-    text = expected(session, TURNS).text
-    more = {"seed": 3} | ({"stop": text[len(text) // 2 :]} if ends else {})
+def test_the_events_of_a_stream_make_up_the_whole_answer(server, session, ends):
+    """ends: whether a stop string completes the text, or `max_output_tokens` cut it off."""
+    full_text = expected(session, TURNS).text
+    more = {"seed": 3} | ({"stop": full_text[len(full_text) // 2 :]} if ends else {})
     whole = server.client().responses.create(**fields(server, extra_body=more))
     events = list(server.client().responses.create(**fields(server, extra_body=more), stream=True))
     assert whole.status == ("completed" if ends else "incomplete")
@@ -127,7 +129,7 @@ def test_events_are_named_and_nothing_follows_the_last(server):
     assert "response.incomplete" in lines[-1]
 
 
-def test_the_stream_helper_of_the_openai_package(server):
+def test_the_openai_package_parses_a_streamed_answer(server):
     body = fields(
         server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=200, text_format=Answer
     )
@@ -144,7 +146,7 @@ def test_an_answer_without_text_is_an_empty_message(server):
     assert answer["output"][0]["content"][0]["text"] == ""
 
 
-def test_text_formats(server):
+def test_text_formats_are_response_formats_of_a_chat(server):
     responses = server.client().responses
     body = fields(server, extra_body={"seed": 3, "logit_bias": END}, max_output_tokens=300)
     parsed = responses.parse(**body, text_format=Answer)
@@ -229,23 +231,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("more", "param"), UNSUPPORTED, ids=lambda value: str(value)[:40])
-def test_unsupported_values(server, more, param):
-    problem = error(ask(server, **more), 400)
+def test_unsupported_values_are_refused_by_name(server, more, param):
+    problem = expect_error(ask(server, **more), 400)
     assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
 
 
 @pytest.mark.parametrize(("more", "param"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_values(server, more, param):
+def test_wrong_values_are_refused_by_name(server, more, param):
     body = json.dumps({"model": server.model, "input": "a", **more})
-    problem = error(server.post_body("/v1/responses", body), 400)
+    problem = expect_error(server.post_body("/v1/responses", body), 400)
     assert problem["param"] == param
-    of_chats = {"messages", "max_completion_tokens", "response_format"}
-    assert not set(problem["message"].split()) & of_chats
+    names_of_chats = {"messages", "max_completion_tokens", "response_format"}
+    assert not set(problem["message"].split()) & names_of_chats
 
 
-def test_nothing_is_stored(server):
+def test_stored_responses_are_refused_with_the_reason(server):
     for more in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"store": True}):
-        assert "stores no" in error(ask(server, **more), 400)["message"]
+        assert "stores no" in expect_error(ask(server, **more), 400)["message"]
     responses = server.client().responses
     answer = responses.create(**fields(server))
     calls = (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list)
@@ -254,4 +256,4 @@ def test_nothing_is_stored(server):
             list(call(answer.id) or ())
         assert caught.value.code == "response_not_stored"
         assert "stores no responses" in caught.value.message
-    assert error(ask(server, model="other"), 404)["param"] == "model"
+    assert expect_error(ask(server, model="other"), 404)["param"] == "model"

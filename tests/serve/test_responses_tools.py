@@ -1,4 +1,4 @@
-"""/v1/responses: function calls, their results, and thoughts are items of output and input."""
+"""/v1/responses: function calls, their results, and thoughts are items of outputs and inputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import openai
 import pytest
 from openai import pydantic_function_tool
 from pydantic import BaseModel
-from recited import ASKED, HERMES, WEATHER, Reciter
+from reciting_server import ARGUMENTS, HERMES_TURN, RecitingServer
 from running import Server
-from tool_models import CLOCK, TEMPLATES, TOOLS, with_template
+from tool_models import CLOCK, QUESTION, TEMPLATES, TOOLS, with_template
 
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
-CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": WEATHER}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": ARGUMENTS}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "21 degrees"}
 
 
@@ -33,22 +33,23 @@ def tool_server(random_bundle, tmp_path_factory):
 def thinking(random_bundle, tmp_path_factory):
     template = TEMPLATES["thinking"]
     bundle = with_template(random_bundle, tmp_path_factory.mktemp("thinking") / "bundle", template)
-    reciter = Reciter(bundle, template)
-    yield reciter
-    reciter.session.close()
+    server = RecitingServer(bundle, template)
+    yield server
+    server.session.close()
 
 
 def fields(server, **more):
-    body = {"model": server.model, "input": ASKED, "tools": FUNCTIONS, "tool_choice": "required"}
+    body = {"model": server.model, "input": QUESTION, "tools": FUNCTIONS, "tool_choice": "required"}
     body |= {"max_output_tokens": 400, "temperature": 1.0}
     return body | {"extra_body": {"seed": 3, "logit_bias": {"1": 12}}} | more
 
 
 def recite(thinking, text, **more):
-    """Let the model write `text`. Return the answer, and the events of the same answer streamed."""
+    """Let the model write `text`. Return the answer, and the events of the same answer as a stream,
+    which must have the same items."""
     thinking.text = text
     name = thinking.session.manifest.model.name
-    body = {"model": name, "input": ASKED, "max_output_tokens": 200} | more
+    body = {"model": name, "input": QUESTION, "max_output_tokens": 200} | more
     whole = thinking.client.responses.create(**body)
     events = list(thinking.client.responses.create(**body, stream=True))
     streamed = events[-1].response
@@ -64,7 +65,7 @@ def recite(thinking, text, **more):
     return whole, events
 
 
-def test_required_calls(tool_server):
+def test_required_calls_are_items_of_the_output(tool_server):
     answer = tool_server.client().responses.create(**fields(tool_server))
     assert answer.status == "completed"
     assert answer.output_text == ""
@@ -79,14 +80,14 @@ def test_required_calls(tool_server):
     assert len(ids) == 2 * len(answer.output)
 
 
-def test_a_named_function(tool_server):
+def test_a_named_function_is_called_once(tool_server):
     named = fields(tool_server, tool_choice={"type": "function", "name": "clock"})
     answer = tool_server.client().responses.create(**named)
     assert [call.name for call in answer.output] == ["clock"]
     assert answer.tool_choice.name == "clock"
 
 
-def test_calls_of_a_stream(tool_server):
+def test_the_events_of_a_stream_make_up_its_calls(tool_server):
     whole = tool_server.client().responses.create(**fields(tool_server))
     events = list(tool_server.client().responses.create(**fields(tool_server), stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -105,7 +106,7 @@ def test_calls_of_a_stream(tool_server):
     assert events[-1].type == "response.completed"
 
 
-def test_the_helpers_of_the_openai_package(tool_server):
+def test_the_openai_package_parses_the_arguments(tool_server):
     function = pydantic_function_tool(Clock, name="clock")["function"]
     body = fields(tool_server, tools=[{"type": "function", **function}])
     (call, *_) = tool_server.client().responses.parse(**body).output
@@ -115,18 +116,17 @@ def test_the_helpers_of_the_openai_package(tool_server):
     assert final.output[0].parsed_arguments == call.parsed_arguments
 
 
-def test_a_whole_conversation(tool_server):
-    """The items make the same prompt as a chat of the same messages."""
+def test_a_call_and_its_result_have_the_prompt_of_a_chat(tool_server):
     responses = tool_server.client().responses
     first = responses.create(**fields(tool_server, parallel_tool_calls=False))
     (call,) = first.output
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
     second = responses.create(
-        **fields(tool_server, input=[*ASKED, call, output], tool_choice="auto")
+        **fields(tool_server, input=[*QUESTION, call, output], tool_choice="auto")
     )
     function = {"name": call.name, "arguments": call.arguments}
     calls = [{"id": call.call_id, "type": "function", "function": function}]
-    messages = [*ASKED, {"role": "assistant", "tool_calls": calls}]
+    messages = [*QUESTION, {"role": "assistant", "tool_calls": calls}]
     messages.append({"role": "tool", "tool_call_id": call.call_id, "content": "21 degrees"})
     chat = tool_server.client().chat.completions.create(
         model=tool_server.model, messages=messages, tools=TOOLS, max_tokens=1
@@ -136,12 +136,12 @@ def test_a_whole_conversation(tool_server):
 
 @pytest.mark.parametrize("arguments", ["{", '{"city": "Rom', "[1]", "null", '"red"', "no JSON", ""])
 def test_calls_can_be_sent_back_whatever_their_arguments(tool_server, arguments):
-    items = [*ASKED, CALL | {"arguments": arguments, "status": "incomplete"}, RESULT, *ASKED]
+    items = [*QUESTION, CALL | {"arguments": arguments, "status": "incomplete"}, RESULT, *QUESTION]
     body = fields(tool_server, input=items, tool_choice="auto", max_output_tokens=1)
     assert tool_server.client().responses.create(**body).status in ("incomplete", "completed")
 
 
-def test_wrong_items(tool_server):
+def test_wrong_items_and_tools_are_refused_by_name(tool_server):
     def refused(**more):
         with pytest.raises(openai.BadRequestError) as caught:
             tool_server.client().responses.create(**fields(tool_server, **more))
@@ -149,11 +149,11 @@ def test_wrong_items(tool_server):
         assert "messages." not in message and "tool_call_id" not in message
         return caught.value.param
 
-    assert refused(input=[*ASKED, CALL, RESULT | {"call_id": "call_2"}]) == "input.2.call_id"
-    assert refused(input=[*ASKED, CALL | {"name": "a b"}]) == "input.1.name"
+    assert refused(input=[*QUESTION, CALL, RESULT | {"call_id": "call_2"}]) == "input.2.call_id"
+    assert refused(input=[*QUESTION, CALL | {"name": "a b"}]) == "input.1.name"
     assert refused(instructions="a", input=[RESULT]) == "input.0.call_id"
     file = RESULT | {"output": [{"type": "input_file"}]}
-    assert refused(input=[*ASKED, CALL, file]) == "input.2.output"
+    assert refused(input=[*QUESTION, CALL, file]) == "input.2.output"
     assert refused(tools=[FUNCTIONS[0], FUNCTIONS[0]]) == "tools"
     assert refused(tools=[]) == "tool_choice"
     assert refused(tools=[CLOCK]) == "tools.0.name"
@@ -161,18 +161,18 @@ def test_wrong_items(tool_server):
 
 
 def test_thoughts_text_and_calls_are_items(thinking):
-    whole, events = recite(thinking, f"hm hm</think>\n{HERMES}", tools=FUNCTIONS)
+    whole, events = recite(thinking, f"hm hm</think>\n{HERMES_TURN}", tools=FUNCTIONS)
     thoughts, message, call = whole.output
     assert (thoughts.type, thoughts.content[0].text, thoughts.summary) == ("reasoning", "hm hm", [])
     assert (message.content[0].text, whole.output_text) == ("Let me see.", "Let me see.")
-    assert (call.name, call.arguments, whole.status) == ("weather", WEATHER, "completed")
+    assert (call.name, call.arguments, whole.status) == ("weather", ARGUMENTS, "completed")
     deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
     assert "".join(deltas) == "hm hm"
     kinds = [event.type.removeprefix("response.") for event in events]
-    without_repeats = [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]]
+    distinct_kinds = [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]]
     begin_text = ["output_item.added", "content_part.added"]
     end_text = ["content_part.done", "output_item.done"]
-    assert without_repeats == [
+    assert distinct_kinds == [
         *("created", "in_progress"),
         *(*begin_text, "reasoning_text.delta", "reasoning_text.done", *end_text),
         *(*begin_text, "output_text.delta", "output_text.done", *end_text),
@@ -182,18 +182,22 @@ def test_thoughts_text_and_calls_are_items(thinking):
     assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
 
 
-def test_thoughts_and_calls_that_are_cut_off(thinking):
+def test_thoughts_and_calls_that_are_cut_off_are_incomplete(thinking):
     whole, _ = recite(thinking, "hm hm hm hm", max_output_tokens=4)
     (thoughts,) = whole.output
     assert (thoughts.type, thoughts.status) == ("reasoning", "incomplete")
     assert whole.status == "incomplete"
     assert whole.usage.output_tokens_details.reasoning_tokens == 4
-    size = len(thinking.session.tokenizer.encode(f"</think>{HERMES}", add_special_tokens=False).ids)
-    whole, _ = recite(thinking, f"</think>{HERMES}", max_output_tokens=size - 10, tools=FUNCTIONS)
+    count = len(
+        thinking.session.tokenizer.encode(f"</think>{HERMES_TURN}", add_special_tokens=False).ids
+    )
+    whole, _ = recite(
+        thinking, f"</think>{HERMES_TURN}", max_output_tokens=count - 10, tools=FUNCTIONS
+    )
     message, call = whole.output
     assert (message.status, call.status) == ("completed", "incomplete")
-    assert WEATHER.startswith(call.arguments)
-    assert len(call.arguments) < len(WEATHER)
+    assert ARGUMENTS.startswith(call.arguments)
+    assert len(call.arguments) < len(ARGUMENTS)
 
 
 def test_thinking_can_be_turned_off(thinking):
@@ -202,30 +206,23 @@ def test_thinking_can_be_turned_off(thinking):
     assert message.content[0].text == "It is warm."
 
 
-def test_an_output_with_everything_can_be_sent_back(thinking):
-    """Its thoughts, text and calls become one message, not three."""
-    first, _ = recite(thinking, f"hm</think>\n{HERMES}", tools=FUNCTIONS)
-    given = []
-    encode = thinking.session.encode_chat
-    thinking.session.encode_chat = lambda messages, **more: (
-        given.append(messages) or encode(messages, **more)
-    )
-    try:
-        call_id = first.output[2].call_id
-        items = [*ASKED, *first.output, RESULT | {"call_id": call_id}]
-        second, _ = recite(thinking, "</think>It is warm.", tools=FUNCTIONS, input=items)
-        recite(thinking, "</think>It is warm.", input=[*ASKED, first.output[0]])
-        recite(thinking, "</think>It is warm.", input=[first.output[1], *first.output])
-    finally:
-        thinking.session.encode_chat = encode
+def test_the_items_of_one_output_become_one_message(thinking):
+    first, _ = recite(thinking, f"hm</think>\n{HERMES_TURN}", tools=FUNCTIONS)
+    thoughts, text, call = first.output
+    result = RESULT | {"call_id": call.call_id}
+    items = [*QUESTION, thoughts, text, call, result]
+    second, _ = recite(thinking, "</think>It is warm.", tools=FUNCTIONS, input=items)
     assert second.output_text == "It is warm."
-    _, turn, result = given[0]
+    _, turn, result = thinking.messages
     texts = (turn["role"], turn["reasoning_content"], turn["content"])
     assert texts == ("assistant", "hm", "Let me see.")
     assert [call["function"]["name"] for call in turn["tool_calls"]] == ["weather"]
     assert (result["role"], result["content"]) == ("tool", "21 degrees")
-    assert given[2][1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    before, after = given[-1]  # thoughts after a text begin another message
+    recite(thinking, "</think>It is warm.", input=[*QUESTION, thoughts])
+    turn = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert thinking.messages[1] == turn
+    recite(thinking, "</think>It is warm.", input=[text, thoughts, text, call])
+    before, after = thinking.messages  # thoughts after a text begin another message
     assert before == {"role": "assistant", "content": "Let me see."}
     assert (after["reasoning_content"], after["content"]) == ("hm", "Let me see.")
     assert len(after["tool_calls"]) == 1

@@ -1,4 +1,4 @@
-"""docs/serving.md and the README: their commands run, and the list of metrics is true."""
+"""docs/serving.md and the README: their commands and examples run; flags and metrics exist."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ README, PAGE = (
     for name in ("README.md", "docs/serving.md")
 )
 CURLS = re.findall(r"^    (curl .*)$", README + PAGE, re.MULTILINE)
-NAME = "smollm2-135m"
+DOCUMENTED_MODEL = "smollm2-135m"
 
 
 def adapted(text: str, server: Server) -> str:
-    return text.replace("http://127.0.0.1:8000", server.url).replace(NAME, server.model)
+    """Return a documented command or program with the address and model of the test's server."""
+    text = text.replace("http://127.0.0.1:8000", server.url)
+    return text.replace(DOCUMENTED_MODEL, server.model)
 
 
 @pytest.mark.parametrize("line", CURLS, ids=range(len(CURLS)))
@@ -54,7 +56,7 @@ def test_the_python_runs(server, capsys, code, printed):
     assert printed in capsys.readouterr().out
 
 
-def test_the_metrics_are_those_of_the_table(server):
+def test_the_table_lists_all_metrics(server):
     server.complete(max_tokens=8, plan="fused", ignore_eos=True)
     table = PAGE[PAGE.index("## Metrics") : PAGE.index("## In another server")]
     documented = {

@@ -7,8 +7,6 @@ import pytest
 
 TEXT = "The quick brown fox: Über 12 🦊"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
-
-
 TOOL = {"type": "function", "function": {"name": "f"}}
 WITHOUT_GENERATION_PROMPT = {"messages": TURNS, "add_generation_prompt": False}
 

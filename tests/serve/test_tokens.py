@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities in the shapes of the endpoints."""
+"""How tokens are shown in the log-probabilities of a completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_top_logprobs_show_the_likelier_of_two_tokens_with_one_text():
     tokenizer = byte_fallback()
     vocabulary = Vocabulary(tokenizer)
     letter, byte, other = (tokenizer.token_to_id(piece) for piece in ("a", "<0x61>", "b"))
-    top = ((letter, -0.5), (other, -1.0), (byte, -3.0))
+    top = ((letter, -0.5), (other, -1.0), (byte, -3.0))  # the text of `byte` is "a", too
     tokens = [Token(other, "model", TokenLogprobs(-1.0, top))]
     shown = completion_logprobs(TokenTexts(vocabulary), tokens, Detokenizer(vocabulary))
     assert shown["top_logprobs"] == [{"a": -0.5, "b": -1.0}]

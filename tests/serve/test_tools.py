@@ -1,4 +1,4 @@
-"""Function calls that a model is forced to write, in the formats of three families of models."""
+"""Function calls that a model is forced to write, in the call formats of three model families."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import openai
 import pytest
 from openai import pydantic_function_tool
 from pydantic import BaseModel
-from running import Server, error
-from tool_models import CLOCK, TEMPLATES, TOOLS, WEATHER, with_template
+from running import Server, expect_error
+from tool_models import CLOCK, QUESTION, TEMPLATES, TOOLS, WEATHER, with_template
 
 from pass_server.call_formats import FORMATS
 
-ASKED = [{"role": "user", "content": "How warm is it?"}]
 END = {"1": 12}
 """A bias with which the random model ends its text as soon as a constraint allows it."""
+NEVER_END = {"1": -100}
 
 
 class Clock(BaseModel):
@@ -32,7 +32,8 @@ def tool_server(request, random_bundle, tmp_path_factory):
 
 
 def fields(server, **more):
-    body = {"model": server.model, "messages": ASKED, "tools": TOOLS, "tool_choice": "required"}
+    """Return the fields of a chat in which the model must call a function."""
+    body = {"model": server.model, "messages": QUESTION, "tools": TOOLS, "tool_choice": "required"}
     return body | {"max_tokens": 400, "temperature": 1.0, "logit_bias": END} | more
 
 
@@ -40,7 +41,7 @@ def create(server, **more):
     return server.client().chat.completions.create(**fields(server, **more))
 
 
-def check(call):
+def check_call(call):
     """Assert that a call is one of TOOLS, with arguments of its schema."""
     arguments = json.loads(call.function.arguments)
     if call.function.name == "weather":
@@ -53,13 +54,13 @@ def check(call):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_required_calls_are_parsed(tool_server, seed):
+def test_required_calls_have_the_arguments_of_their_schemas(tool_server, seed):
     (choice,) = create(tool_server, seed=seed).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
     assert choice.message.tool_calls
     for call in choice.message.tool_calls:
-        check(call)
+        check_call(call)
     assert len({call.id for call in choice.message.tool_calls}) == len(choice.message.tool_calls)
 
 
@@ -88,19 +89,19 @@ def test_a_named_function_is_called_once(tool_server, named):
     for each in create(tool_server, tool_choice=choice, n=3, seed=1).choices:
         (call,) = each.message.tool_calls
         assert call.function.name == named
-        check(call)
+        check_call(call)
 
 
-def test_no_parallel_calls(tool_server):
-    unended = {"parallel_tool_calls": False, "logit_bias": {"1": -100}, "seed": 2}
-    (choice,) = create(tool_server, **unended).choices
+def test_without_parallel_calls_a_turn_has_one_call(tool_server):
+    options = {"parallel_tool_calls": False, "logit_bias": NEVER_END, "seed": 2}
+    (choice,) = create(tool_server, **options).choices
     assert len(choice.message.tool_calls) == 1
     assert choice.finish_reason == "tool_calls"
 
 
 def test_several_calls_if_the_format_allows_them(tool_server):
-    unended = {"logit_bias": {"1": -100}, "max_tokens": 300, "seed": 2}
-    (choice,) = create(tool_server, **unended).choices
+    options = {"logit_bias": NEVER_END, "max_tokens": 300, "seed": 2}
+    (choice,) = create(tool_server, **options).choices
     calls = choice.message.tool_calls
     if tool_server.format == "llama3_json":
         assert len(calls) == 1
@@ -108,10 +109,10 @@ def test_several_calls_if_the_format_allows_them(tool_server):
         assert len(calls) > 1
         assert choice.finish_reason == "length"
     for call in calls[:-1]:
-        check(call)
+        check_call(call)
 
 
-def test_the_helpers_of_the_openai_package(tool_server):
+def test_the_openai_package_parses_the_arguments(tool_server):
     body = fields(tool_server, tools=[pydantic_function_tool(Clock, name="clock")], seed=5)
     completions = tool_server.client().chat.completions
     (choice,) = completions.parse(**body).choices
@@ -122,25 +123,25 @@ def test_the_helpers_of_the_openai_package(tool_server):
     assert [event.arguments for event in done] == [function.arguments for function in functions]
 
 
-def test_a_whole_conversation(tool_server):
+def test_a_call_and_its_result_are_in_the_next_prompt(tool_server):
     first = create(tool_server, parallel_tool_calls=False, seed=1).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "21 degrees"}
     shorter, longer = (
         create(tool_server, messages=messages, tool_choice="auto", max_tokens=4)
-        for messages in (ASKED, [*ASKED, first, result])
+        for messages in (QUESTION, [*QUESTION, first, result])
     )
     assert longer.usage.prompt_tokens > shorter.usage.prompt_tokens + 10
     assert longer.choices[0].finish_reason in ("length", "stop")
 
 
 def test_required_calls_are_counted_as_constrained_requests(tool_server):
-    def ask(**more):
+    def count_after(**more):
         create(tool_server, max_tokens=2, **more)
         return tool_server.metric("pass:constrained_requests_total", form="tools")
 
-    free = ask(tool_choice="auto")
-    assert ask() == free + 1
-    assert ask(tool_choice="auto") == free + 1
+    before = count_after(tool_choice="auto")
+    assert count_after() == before + 1
+    assert count_after(tool_choice="auto") == before + 1
 
 
 def test_tools_are_in_the_prompt_unless_tool_choice_is_none(tool_server):
@@ -161,13 +162,13 @@ def test_with_a_response_format_and_tools_a_turn_is_one_of_both(tool_server):
     for seed in range(6):
         (choice,) = create(tool_server, **options, seed=seed).choices
         if choice.message.tool_calls:
-            check(choice.message.tool_calls[0])
+            check_call(choice.message.tool_calls[0])
         else:
             assert json.loads(choice.message.content) in ("no", "yes")
             assert choice.finish_reason == "stop"
 
 
-def test_wrong_tools(tool_server):
+def test_wrong_tools_are_refused_by_name(tool_server):
     def refused(**more):
         with pytest.raises(openai.BadRequestError) as caught:
             create(tool_server, **more)
@@ -190,7 +191,12 @@ def conversation(arguments, **of_result):
     function = {"name": "weather", "arguments": arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "error"} | of_result
-    return [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, result, *ASKED]
+    return [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        result,
+        *QUESTION,
+    ]
 
 
 BAD_ARGUMENTS = {
@@ -212,14 +218,14 @@ BAD_ARGUMENTS = {
 
 @pytest.mark.parametrize("arguments", BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
 def test_a_conversation_goes_on_whatever_the_arguments_of_a_call(tool_server, arguments):
-    """The prompt has the arguments as they were written."""
+    """The prompt has the arguments as the client sent them."""
     messages = conversation(arguments)
     tokenized = tool_server.post("/tokenize", {"messages": messages, "tools": TOOLS})
     assert tokenized.status_code == 200, tokenized.text
     text = tool_server.post("/detokenize", {"tokens": tokenized.json()["tokens"]}).json()
     assert arguments in text["prompt"]
     answer = tool_server.chat(messages=messages, tools=TOOLS, max_tokens=1)
-    if answer.status_code != 200:
+    if answer.status_code != 200:  # deep arguments are long
         assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
 
 
@@ -230,7 +236,7 @@ def test_a_conversation_goes_on_whatever_the_arguments_of_a_call(tool_server, ar
 )
 def test_a_call_that_is_cut_off_is_no_content_and_can_be_sent_back(tool_server, max_tokens, choice):
     options = {"tool_choice": choice, "max_tokens": max_tokens, "seed": max_tokens}
-    options["logit_bias"] = {"1": -100}
+    options["logit_bias"] = NEVER_END
     message = create(tool_server, **options).choices[0].message
     assert not message.content
     chunks = create(tool_server, **options, stream=True)
@@ -238,7 +244,7 @@ def test_a_call_that_is_cut_off_is_no_content_and_can_be_sent_back(tool_server, 
     calls = message.tool_calls or ()
     results = [{"role": "tool", "tool_call_id": call.id, "content": "cut"} for call in calls]
     turn = message.model_dump(exclude_none=True) | {"content": message.content}
-    messages = [*ASKED, turn, *results, *ASKED]
+    messages = [*QUESTION, turn, *results, *QUESTION]
     create(tool_server, messages=messages, max_tokens=1, tool_choice="auto")
 
 
@@ -249,13 +255,13 @@ def test_a_result_may_name_its_function(tool_server):
 
     answers = [ask(**more).json() for more in ({}, {"name": "weather"}, {"name": None})]
     assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
-    problem = error(ask(name="clock"), 400)
+    problem = expect_error(ask(name="clock"), 400)
     assert problem["param"] == "messages.2.name"
     assert "'abcdefghi' is one of 'weather'" in problem["message"]
 
 
 def test_a_template_without_tools_refuses_them(server):
-    problem = error(server.chat(tools=TOOLS), 400)
+    problem = expect_error(server.chat(tools=TOOLS), 400)
     assert problem["param"] == "tools"
     assert "chat template" in problem["message"]
     assert server.chat(tools=[WEATHER], tool_choice="none", max_tokens=2).status_code == 200
@@ -265,24 +271,27 @@ def one_tool(parameters: dict, name: str = "f", **more: object) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
 
 
-MARK = "<eos>"
-SPELLING = {
+SPECIAL_TOKEN = "<eos>"
+SPELLING_SCHEMA = {
     "type": "object",
-    "properties": {MARK: {"const": f"a{MARK}"}, "</tool_call>": {"enum": ["<think>"]}},
-    "required": [MARK, "</tool_call>"],
+    "properties": {
+        SPECIAL_TOKEN: {"const": f"a{SPECIAL_TOKEN}"},
+        "</tool_call>": {"enum": ["<think>"]},
+    },
+    "required": [SPECIAL_TOKEN, "</tool_call>"],
     "additionalProperties": False,
 }
 
 
-def test_arguments_that_spell_added_tokens_are_text(tool_server):
-    options = {"seed": 1, "tools": [one_tool(SPELLING)], "parallel_tool_calls": False}
+def test_arguments_may_spell_the_names_of_tokens(tool_server):
+    options = {"seed": 1, "tools": [one_tool(SPELLING_SCHEMA)], "parallel_tool_calls": False}
     (choice,) = create(tool_server, **options).choices
     assert choice.finish_reason == "tool_calls"
     arguments = json.loads(choice.message.tool_calls[0].function.arguments)
-    assert arguments == {MARK: f"a{MARK}", "</tool_call>": "<think>"}
+    assert arguments == {SPECIAL_TOKEN: f"a{SPECIAL_TOKEN}", "</tool_call>": "<think>"}
 
 
-SURROGATES = [
+SURROGATE_TOOLS = [
     one_tool({"properties": {"\ud800": {}}}),
     one_tool({"properties": {"a": {"const": "\ud800"}}}),
     one_tool({}, description="\ud800"),
@@ -290,12 +299,13 @@ SURROGATES = [
 ]
 
 
-@pytest.mark.parametrize("tool", SURROGATES, ids=["key", "const", "description", "name"])
+@pytest.mark.parametrize("tool", SURROGATE_TOOLS, ids=["key", "const", "description", "name"])
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_lone_surrogate_in_a_tool_is_no_failure(tool_server, tool, choice):
-    """It is refused in names and in grammars. Elsewhere, a template may write it as an escape."""
+def test_a_lone_surrogate_in_a_tool_is_no_server_error(tool_server, tool, choice):
+    """A lone surrogate, half of a character in UTF-16, has no UTF-8. It is refused in names and in
+    grammars. Elsewhere, a template may write it as an escape."""
     body = json.dumps(fields(tool_server, tools=[tool], tool_choice=choice))
     answer = tool_server.post_body("/v1/chat/completions", body)
-    in_grammar = choice == "required" and tool in SURROGATES[:2]
-    allowed = (400,) if in_grammar or tool is SURROGATES[3] else (200, 400)
+    in_grammar = choice == "required" and tool in SURROGATE_TOOLS[:2]
+    allowed = (400,) if in_grammar or tool is SURROGATE_TOOLS[3] else (200, 400)
     assert answer.status_code in allowed, answer.text

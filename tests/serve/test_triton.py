@@ -1,4 +1,4 @@
-"""Triton's server and client: answers are those of a session, also among failing requests."""
+"""Models in NVIDIA's tritonserver: answers are those of a session, also among failing requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from metered import given_up, mixed_requests
+from metered import disconnects_early, mixed_requests
 from process_memory import anonymous_bytes
 from triton_server import Client, ids_of, text_of
 
 from pass_runtime import GenerateOptions, SamplingParams
 
 PLANS = ("ar", "two-pass", "fused", "fused:2,2,1", "auto")
-KINDS = (
+SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 0.8},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
@@ -27,7 +27,7 @@ KINDS = (
 CLIENTS, REQUESTS = 16, 20
 PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="utf-8")
 LONG = {"text_input": "The", "max_tokens": 700, "temperature": 0.0, "plan": "ar"}
-LONG["ignore_eos"] = True
+LONG |= {"ignore_eos": True}
 """A request that takes the slow model 20 s."""
 
 
@@ -40,11 +40,11 @@ def expected(session, prompt: str | list[int], fields: dict):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_text_and_tokens_are_the_sessions(triton_server, session, plan):
+def test_texts_and_token_ids_are_those_of_a_session(triton_server, session, plan):
     """Six requests run at a time."""
     cases = [
-        ({"max_tokens": 40, "seed": seed, "plan": plan, **kind}, stream)
-        for seed, kind in enumerate(KINDS, 11)
+        ({"max_tokens": 40, "seed": seed, "plan": plan, **sampling}, stream)
+        for seed, sampling in enumerate(SAMPLINGS, 11)
         for stream in (False, True)
     ]
 
@@ -56,27 +56,29 @@ def test_text_and_tokens_are_the_sessions(triton_server, session, plan):
         return text_of(texts), ids_of(ids)
 
     with ThreadPoolExecutor(len(cases)) as pool:
-        found = list(pool.map(lambda each: ask(*each), cases))
-    for (fields, _), (text, ids) in zip(cases, found, strict=True):
+        answers = list(pool.map(lambda case: ask(*case), cases))
+    for (fields, _), (text, ids) in zip(cases, answers, strict=True):
         assert text == expected(session, "The quick brown", fields).text
         assert ids == expected(session, [5, 6, 7, 8], fields).token_ids
 
 
-def test_optional_outputs(triton_server, session):
-    flags = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens")
-    flags += ("num_output_tokens", "statistics")
+def test_optional_outputs_are_those_of_a_session(triton_server, session):
+    outputs = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens")
+    outputs += ("num_output_tokens", "statistics")
     request = {"max_tokens": 12, "temperature": 0.0, "plan": "fused"}
-    request |= {f"return_{name}": True for name in flags}
+    request |= {f"return_{name}": True for name in outputs}
     with Client(triton_server) as client:
         (whole,) = client.ask("text", text_input="The quick", **request)
         pieces = client.ask("text", text_input="The quick", stream=True, **request)
-    done = session.generate("The quick", GenerateOptions(max_new_tokens=12, logprobs=0)).result()
-    total = sum(token.logprobs.logprob for token in done.tokens)
+    options = GenerateOptions(max_new_tokens=12, logprobs=0)
+    generation = session.generate("The quick", options).result()
+    total = sum(token.logprobs.logprob for token in generation.tokens)
     assert whole["finish_reason"] == [b"length"]
-    assert (whole["num_input_tokens"], whole["num_output_tokens"]) == ([len(done.prompt_ids)], [12])
+    assert whole["num_input_tokens"] == [len(generation.prompt_ids)]
+    assert whole["num_output_tokens"] == [12]
     assert whole["cumulative_logprob"] == pytest.approx([total], abs=1e-3)
-    listed = [int(token) for each in json.loads(whole["logprobs"][0]) for token in each]
-    assert listed == done.token_ids
+    logprobs = json.loads(whole["logprobs"][0])
+    assert [int(token) for each in logprobs for token in each] == generation.token_ids
     statistics = json.loads(whole["statistics"][0])
     assert statistics["plan"] == "fused"
     assert statistics["drafted"] > 0
@@ -90,19 +92,19 @@ def test_optional_outputs(triton_server, session):
 def test_sampling_parameters_as_vllm_and_its_frontend_send_them(triton_server, session):
     sampling = {"max_tokens": 16, "temperature": 0.8, "top_k": -1, "seed": 5}
     sampling |= {"n": 1, "frequency_penalty": 0.0}
-    done = expected(session, "The", {"max_tokens": 16, "temperature": 0.8, "seed": 5})
+    text = expected(session, "The", {"max_tokens": 16, "temperature": 0.8, "seed": 5}).text
     parameters = json.dumps(sampling | {"logprobs": False})
     request = {"text_input": "The", "sampling_parameters": parameters}
     with Client(triton_server) as client:
         for excluded, start in ((True, ""), (False, "The")):
             answer = client.ask("text", **request, exclude_input_in_output=excluded)
-            assert text_of(answer) == start + done.text
+            assert text_of(answer) == start + text
     nested = triton_server.generate("text", text_input="The", parameters={"max_tokens": 16})
     assert nested.json()["text_output"]
-    stop = done.text[3:6]
+    stop = text[3:6]
     fields = {"seed": 5, "max_tokens": 16, "temperature": 0.8, "stop_words": [stop, "zz"]}
     answer = triton_server.generate("text", text_input="The", **fields)
-    assert answer.json()["text_output"] == done.text[: done.text.index(stop)]
+    assert answer.json()["text_output"] == text[: text.index(stop)]
 
 
 TWO_CONSTRAINTS = '{"structured_outputs": {"regex": "a", "json_object": true}}'
@@ -140,15 +142,16 @@ def test_constraints_and_penalties_have_an_effect(triton_server):
     assert choice.json()["text_output"] in ("yes", "no")
     fields = {"text_input": "The", "temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
     biased = {"sampling_parameters": '{"logit_bias": {"9": 100}}'}
-    changes = ({}, biased, biased | {"frequency_penalty": 2.0, "repetition_penalty": 100.0})
+    penalized = biased | {"frequency_penalty": 2.0, "repetition_penalty": 100.0}
     texts = [
-        triton_server.generate("text", **fields, **more).json()["text_output"] for more in changes
+        triton_server.generate("text", **fields, **more).json()["text_output"]
+        for more in ({}, biased, penalized)
     ]
     assert len(set(texts)) == 3
 
 
 def test_a_cancelled_request_frees_its_slot(triton_server):
-    """Whether it streams or not, and also while it waits for a slot."""
+    """Whether the request streams or not, and also while it waits for a slot."""
     aborted = {"finished_reason": "abort", "model_name": "slow"}
     before = triton_server.metric("vllm:request_success_total", **aborted)
     clients = [Client(triton_server) for _ in range(3)]
@@ -168,14 +171,14 @@ def test_a_cancelled_request_frees_its_slot(triton_server):
 
 @pytest.mark.parametrize("line", re.findall(r"^    (curl .*)$", PAGE, re.MULTILINE))
 def test_the_commands_of_the_page_run(triton_server, line):
-    for printed, here in (
+    for documented, here in (
         ("http://127.0.0.1:8000", triton_server.http),
         ("http://127.0.0.1:8002", triton_server.metrics_url),
         ("/smollm2-135m-tokens/", "/tokens/"),
         ("/smollm2-135m/", "/text/"),
         ("[504, 3575, 282, 4649, 314]", "[5, 6, 7]"),
     ):
-        line = line.replace(printed, here)
+        line = line.replace(documented, here)
     command = ["bash", "-c", line]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert re.search("text_output|output_ids|vllm:num_requests_running", done.stdout)
@@ -187,34 +190,38 @@ def requests_of(client: int) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_sixteen_clients(triton_server, session):
+def test_sixteen_clients_get_the_tokens_of_a_session_and_leave_nothing_behind(
+    triton_server, session
+):
     stub = triton_server.stubs()["tokens"]
     memory = anonymous_bytes(stub.pid)
     before = triton_server.metric("vllm:request_success_total", model_name="tokens")
 
-    def work(number: int) -> list[list[int] | None]:
-        found: list[list[int] | None] = []
+    def send_all(client_number: int) -> list[list[int] | None]:
+        """Return the token ids of each answer, or None where the client disconnects."""
+        answers: list[list[int] | None] = []
         with Client(triton_server) as client:
-            for place, fields in enumerate(requests_of(number)):
-                if given_up(place):
-                    triton_server.give_up("tokens", **fields)
-                    found.append(None)
+            for number, fields in enumerate(requests_of(client_number)):
+                if disconnects_early(number):
+                    triton_server.disconnect_early("tokens", **fields)
+                    answers.append(None)
                 else:
-                    found.append(ids_of(client.ask("tokens", **fields)))
-        return found
+                    answers.append(ids_of(client.ask("tokens", **fields)))
+        return answers
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        found = list(pool.map(work, range(CLIENTS)))
+        answers_by_client = list(pool.map(send_all, range(CLIENTS)))
     triton_server.wait_until("vllm:num_requests_running", 0, model_name="tokens")
     triton_server.wait_until("vllm:num_requests_waiting", 0, model_name="tokens")
     triton_server.wait_until(
         "vllm:request_success_total", before + CLIENTS * REQUESTS, model_name="tokens"
     )
-    for number, answers in enumerate(found):
-        for fields, ids in zip(requests_of(number), answers, strict=True):
+    for client_number, answers in enumerate(answers_by_client):
+        for fields, ids in zip(requests_of(client_number), answers, strict=True):
             if ids is not None:
                 assert ids == expected(session, fields["input_ids"], fields).token_ids, fields
-    assert sum(ids is None for answers in found for ids in answers) == CLIENTS * REQUESTS // 5
+    disconnected = sum(answers.count(None) for answers in answers_by_client)
+    assert disconnected == CLIENTS * REQUESTS // 5
     assert anonymous_bytes(stub.pid) - memory < 64 << 20
 
 
@@ -224,9 +231,9 @@ NUMBERS = [0, -1, 1, 2**31 - 1, -(2**31), 1e38, -1e38, float("nan"), float("inf"
 
 
 @pytest.mark.slow
-def test_five_hundred_fuzzed_requests(triton_server, session):
-    """Wrong types, shapes and names, random bytes, huge numbers: each request is answered, and no
-    process ends."""
+def test_five_hundred_random_requests_are_answered_or_refused(triton_server, session):
+    """Whatever the types, shapes, names and values of inputs, no process ends. Half of the requests
+    are sent by gRPC, the other half by HTTP."""
     from tritonclient.utils import InferenceServerException
 
     rng, stubs = random.Random(0), triton_server.stubs()
@@ -250,13 +257,13 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
 
     with Client(triton_server) as client:
         for number in range(250):
-            model, first = rng.choice([("text", "text_input"), ("tokens", "input_ids")])
-            tensors = [client.tensor(first, {"text_input": "The", "input_ids": [5, 6]}[first])]
+            model, prompt = rng.choice([("text", "text_input"), ("tokens", "input_ids")])
+            tensors = [client.tensor(prompt, {"text_input": "The", "input_ids": [5, 6]}[prompt])]
             tensors.append(client.tensor("max_tokens", 3))
-            others = [name for name in names if name not in (first, "max_tokens")]
+            others = [name for name in names if name not in (prompt, "max_tokens")]
             chosen = rng.sample(others, k=rng.choice([0, 1, 1, 2]))
-            if rng.random() < 0.2:
-                tensors, chosen = [], [first, "max_tokens"]
+            if rng.random() < 0.2:  # junk in place of the prompt
+                tensors, chosen = [], [prompt, "max_tokens"]
             client.send(model, [*tensors, *(junk(client, name) for name in chosen)])
             try:
                 list(client.responses(timeout=30))
@@ -282,8 +289,7 @@ def test_five_hundred_fuzzed_requests(triton_server, session):
 
 @pytest.mark.slow
 def test_a_killed_model_is_loaded_again(triton_server, session):
-    """Triton does not do so itself, but polls the model repository every second here, and the
-    model's directory changes."""
+    """Triton loads a model again if its directory has changed. Here it looks every second."""
     fields = {"max_tokens": 8, "temperature": 0.0}
     triton_server.stubs()["text"].kill()
     other_model = triton_server.generate("tokens", input_ids=[5, 6], **fields)

@@ -1,4 +1,4 @@
-"""A model of Triton's Python backend among failures of its surroundings, with a fake of Triton."""
+"""A model of Triton's Python backend, among failures that a fake of Triton can cause."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from pass_server.serve_options import ServeOptions
 from pass_server.triton.config import PARAMETERS
 from pass_server.triton.model import Model, visible_device
 
-ASKED = {"text_input": [b"The quick"], "temperature": np.array([0.0], np.float32), "stream": [True]}
+FIELDS = {
+    "text_input": [b"The quick"],
+    "temperature": np.array([0.0], np.float32),
+    "stream": [True],
+}
 
 
 def request(tokens: int) -> Request:
-    return Request(**ASKED, max_tokens=np.array([tokens], np.int32), ignore_eos=[True])
+    """Return a request for a stream of this many tokens."""
+    return Request(**FIELDS, max_tokens=np.array([tokens], np.int32), ignore_eos=[True])
 
 
 def fail() -> bool:
@@ -29,6 +34,7 @@ def fail() -> bool:
 
 @pytest.fixture
 def slow_passes(monkeypatch):
+    """Make passes take 20 ms longer, so that tests can act while a request runs."""
     run = Backend.run
     monkeypatch.setattr(Backend, "run", lambda *arguments: (time.sleep(0.02), run(*arguments))[1])
 
@@ -37,21 +43,21 @@ def slow_passes(monkeypatch):
 def test_polling_for_cancellations_goes_on_after_an_error(random_bundle, tmp_path, session, caplog):
     """The error is logged once, not with every poll (50 a second)."""
     with model_of(random_bundle, tmp_path / "model", max_batch_size=2) as model:
-        odd, other = request(600), request(600)
-        odd.is_cancelled = fail
-        model.execute([odd, other])
-        wait_until(lambda: len(odd.responses) > 3)
+        failing, other = request(600), request(600)
+        failing.is_cancelled = fail
+        model.execute([failing, other])
+        wait_until(lambda: len(failing.responses) > 3)
         other.is_cancelled = lambda: True
         other.wait_until_ended()
         assert other.error.code == "CANCELLED"
-        assert not odd.ended
-        odd.is_cancelled = lambda: True
-        odd.wait_until_ended()
-        assert odd.error.code == "CANCELLED"
+        assert not failing.ended
+        failing.is_cancelled = lambda: True
+        failing.wait_until_ended()
+        assert failing.error.code == "CANCELLED"
     assert caplog.text.count("polling requests or sending metrics failed") == 1
 
 
-def test_metrics_go_on_after_an_error(random_bundle, tmp_path, session):
+def test_metrics_and_answers_go_on_after_an_error(random_bundle, tmp_path, session):
     with model_of(random_bundle, tmp_path / "model") as model:
         Metric.fails = True
         first, second = request(5), request(5)
@@ -70,7 +76,7 @@ def test_metrics_go_on_after_an_error(random_bundle, tmp_path, session):
 def test_a_request_that_is_cancelled_before_it_begins_is_ended(
     random_bundle, tmp_path, monkeypatch
 ):
-    """It gets a last response, because Triton waits for the last response of every request."""
+    """The request gets a last response, because Triton waits for one of every request."""
     begin = Model._begin
 
     def begin_and_cancel(model, *arguments):
@@ -80,20 +86,20 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(
 
     monkeypatch.setattr(Model, "_begin", begin_and_cancel)
     with model_of(random_bundle, tmp_path / "model") as model:
-        gone = request(5)
-        model.execute([gone])
-        gone.wait_until_ended()
-        assert gone.error.code == "CANCELLED"
+        cancelled = request(5)
+        model.execute([cancelled])
+        cancelled.wait_until_ended()
+        assert cancelled.error.code == "CANCELLED"
         assert not model._senders
 
 
 def test_n_may_be_the_float_1(random_bundle, tmp_path):
     with model_of(random_bundle, tmp_path / "model") as model:
-        one = request(5)
-        one.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
-        model.execute([one])
-        one.wait_until_ended()
-        assert one.error is None
+        with_n = request(5)
+        with_n.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
+        model.execute([with_n])
+        with_n.wait_until_ended()
+        assert with_n.error is None
 
 
 def send_sigterm() -> None:
@@ -110,8 +116,8 @@ def send_sigterm() -> None:
 def test_after_sigterm_answers_may_finish_within_drain_seconds(
     random_bundle, tmp_path, drain_seconds, signals, cut_off
 ):
-    """Longer answers fail, also at a second signal. New requests are refused at once."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Longer answers end with an error, and at a second signal all do. New requests are refused."""
+    handler = signal.getsignal(signal.SIGTERM)
     refusal = ("UNAVAILABLE", "the server is shutting down")
     parameters = {"drain_seconds": drain_seconds, "max_batch_size": 2}
     with model_of(random_bundle, tmp_path / "model", **parameters) as model:
@@ -131,7 +137,7 @@ def test_after_sigterm_answers_may_finish_within_drain_seconds(
             assert (running.error.code, running.error.message) == refusal
         else:
             assert running.error is None
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,7 @@ def test_after_sigterm_answers_may_finish_within_drain_seconds(
 def test_a_model_sees_the_gpu_that_triton_means(
     monkeypatch: pytest.MonkeyPatch, listed: str | None, number: str, visible: str
 ):
-    """Triton counts the GPUs in CUDA_VISIBLE_DEVICES."""
+    """listed: CUDA_VISIBLE_DEVICES. number: which of those GPUs Triton names to the model."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
@@ -161,31 +167,33 @@ def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: py
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
 
 
-OPENED = {"device": "cpu", "threads": 2, "capacity": 64, "max_batch_size": 2}
-OPENED |= {"speculative_max_concurrency": 3, "logprobs_mode": "processed"}
-OPENED |= {"prefix_cache": False, "weight_cache": False}
-LIMITED = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5}
-LIMITED |= {"request_seconds": 6.0, "reuse_prefix": True}
+LOAD_PARAMETERS = {"device": "cpu", "threads": 2, "capacity": 64, "max_batch_size": 2}
+LOAD_PARAMETERS |= {"speculative_max_concurrency": 3, "logprobs_mode": "processed"}
+LOAD_PARAMETERS |= {"prefix_cache": False, "weight_cache": False}
+SERVE_PARAMETERS = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5}
+SERVE_PARAMETERS |= {"request_seconds": 6.0, "reuse_prefix": True}
 
 
 def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):
-    """Those of OPENED are LoadOptions, those of LIMITED are ServeOptions."""
-    assert {*OPENED, *LIMITED, "drain_seconds"} == PARAMETERS.keys()
-    opened, drained = [], []
+    """They are fields of LoadOptions and ServeOptions, and an argument of `drain`."""
+    assert {*LOAD_PARAMETERS, *SERVE_PARAMETERS, "drain_seconds"} == PARAMETERS.keys()
+    load_options, drained = [], []
 
-    def recorded(path, options):
-        opened.append(options)
+    def load_and_record(path, options):
+        load_options.append(options)
         return load(path, "cpu")
 
     async def drain(seconds):
         drained.append(seconds)
 
-    monkeypatch.setattr("pass_server.triton.model.load", recorded)
-    with model_of(random_bundle, tmp_path / "model", **OPENED, **LIMITED, drain_seconds=7) as model:
-        assert model._service.options == ServeOptions(**LIMITED)
+    monkeypatch.setattr("pass_server.triton.model.load", load_and_record)
+    with model_of(
+        random_bundle, tmp_path / "model", **LOAD_PARAMETERS, **SERVE_PARAMETERS, drain_seconds=7
+    ) as model:
+        assert model._service.options == ServeOptions(**SERVE_PARAMETERS)
         monkeypatch.setattr(model._service, "drain", drain)
         model._loop.call_soon_threadsafe(model._drain)
         wait_until(lambda: drained)
         monkeypatch.undo()
-    assert opened == [LoadOptions(**OPENED)]
+    assert load_options == [LoadOptions(**LOAD_PARAMETERS)]
     assert drained == [7.0]

@@ -31,10 +31,10 @@ def test_fp32_numbers_are_read_as_their_shortest_decimals():
 
 
 def test_parameters_of_a_request_are_sampling_parameters():
-    """Except for those that Triton itself adds."""
-    request, wanted = read('{"max_tokens": 7, "triton_enable_empty_final_response": true}')
+    """Except those that Triton itself adds, whose names begin with triton_."""
+    request, outputs = read('{"max_tokens": 7, "triton_enable_empty_final_response": true}')
     assert request.max_tokens == 7
-    assert not wanted.stream
+    assert not outputs.stream
     assert read('{"max_tokens": 7}', max_tokens=np.array([7], np.int32))[0].max_tokens == 7
 
 
@@ -63,8 +63,8 @@ def test_constraints_penalties_and_biases_reach_the_request(session):
 
 
 def test_returning_logprobs_asks_for_them():
-    request, wanted = read(return_logprobs=np.array([True]))
-    assert (request.logprobs, wanted.returned) == (0, {"return_logprobs"})
+    request, outputs = read(return_logprobs=np.array([True]))
+    assert (request.logprobs, outputs.returned) == (0, {"return_logprobs"})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_wrong_inputs_are_refused(tensors, parameters, param):
     assert caught.value.status == 400
 
 
-def test_settings_of_a_model():
+def test_parameters_of_a_model_become_its_options():
     parameters = {"bundle": "b", "tokens": "true", "max_batch_size": "4", "max_queue": "2"}
     parameters |= {"request_seconds": "1.5", "prefix_cache": "false", "FORCE": "x"}
     settings = read_settings(parameters | {"speculative_max_concurrency": "3"})
@@ -97,7 +97,7 @@ def test_settings_of_a_model():
     assert (settings.load.prefix_cache, settings.load.weight_cache) == (False, True)
     assert settings.serve.request_seconds == 1.5
     assert settings.load.speculative_max_concurrency == 3
-    assert settings.load.max_queue > 2  # it also counts requests that get a slot at once
+    assert settings.load.max_queue > 2  # a session also counts requests that get a slot at once
 
 
 @pytest.mark.parametrize(

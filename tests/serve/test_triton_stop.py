@@ -1,4 +1,4 @@
-"""SIGTERM while Triton streams: answers finish or end with an error, and the status is 0."""
+"""SIGTERM while Triton streams: answers finish or end with an error, and the exit status is 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from triton_server import SLOW, Client, Triton, require_triton, text_of
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime import GenerateOptions
 
-ASKED = {"text_input": "The", "temperature": 0.0, "plan": "ar", "ignore_eos": True, "stream": True}
+REQUEST = {
+    "text_input": "The",
+    "temperature": 0.0,
+    "plan": "ar",
+    "ignore_eos": True,
+    "stream": True,
+}
 DRAIN_SECONDS = 1
 
 
@@ -36,9 +42,9 @@ def repository(random_bundle, tmp_path_factory) -> Path:
 
 
 def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
-    """Return the text of a stream, and the error that ended it, if any."""
+    """Return the text of a stream of this many tokens, and the error that ended it, if any."""
     url, text = f"{server.http}/v2/models/slow/generate_stream", ""
-    with httpx.stream("POST", url, json=ASKED | {"max_tokens": tokens}, timeout=60) as response:
+    with httpx.stream("POST", url, json=REQUEST | {"max_tokens": tokens}, timeout=60) as response:
         for line in response.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line else {}
             if "error" in event:
@@ -48,11 +54,12 @@ def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
 
 
 def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
+    """Do the same as `over_http`, by gRPC."""
     from tritonclient.utils import InferenceServerException
 
     responses = []
     with Client(server) as client:
-        client.begin("slow", **ASKED, max_tokens=tokens)
+        client.begin("slow", **REQUEST, max_tokens=tokens)
         try:
             responses += client.responses()
         except InferenceServerException as error:
@@ -62,9 +69,11 @@ def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_models", [False, True])
-def test_sigterm(repository, session, tmp_path, to_models):
-    """The server alone waits for answers. A model that gets the signal, too, ends them with an
-    error after `drain_seconds`."""
+def test_after_sigterm_answers_finish_or_end_with_an_error(
+    repository, session, tmp_path, to_models
+):
+    """If the server alone gets the signal, it waits for all answers. If models get the signal, too,
+    they end the answers with an error after `drain_seconds`."""
     tokens = 700 if to_models else 100
     with (
         Triton(repository, tmp_path / "log", "--exit-timeout-secs=30") as server,

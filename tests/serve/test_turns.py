@@ -1,8 +1,9 @@
-"""Reading a turn in pieces: its parts do not depend on the pieces, and text that is no call stays
-text."""
+"""A turn of a model is read in pieces: its thoughts, content and calls do not depend on the pieces,
+and text that is no call stays content. Grammars of turns allow what is read as calls."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -25,6 +26,7 @@ from pass_server.turns import turn_grammar
 NAMES = ("f", "g.h")
 CALL = '{"name": "f", "arguments": {"a": "x}\\"{", "b": [1, {"c": null}]}}'
 ARGUMENTS = '{"a": "x}\\"{", "b": [1, {"c": null}]}'
+# Texts that a model writes, and their parts: content as text, calls as (name, arguments).
 HERMES = [
     (f"Hi there\n<tool_call>\n{CALL}\n</tool_call>\n", ["Hi there", ("f", ARGUMENTS)]),
     (
@@ -75,10 +77,11 @@ LLAMA = [
     ('{"name": "f", "parameters": {}} is it', [("f", "{}"), "is it"]),
 ]
 CASES = [
-    (form, *case)
-    for form, cases in (("hermes", HERMES), ("mistral", MISTRAL), ("llama3_json", LLAMA))
+    (call_format, *case)
+    for call_format, cases in (("hermes", HERMES), ("mistral", MISTRAL), ("llama3_json", LLAMA))
     for case in cases
 ]
+"""Call format, text and parts."""
 THINKING = [
     (False, "<think>\nhm <x> \n</think>\n\nyes ", [("thought", "hm <x>"), "yes "]),
     (True, "hm\n</think>\n\nyes", [("thought", "hm"), "yes"]),
@@ -88,16 +91,16 @@ THINKING = [
     (False, "so <think>", ["so <think>"]),
     (False, "<think>a</thi", [("thought", "a</thi")]),
 ]
+"""Whether the prompt has opened the thoughts, the text, and its parts."""
 
 
 def read(reader, text, cuts):
-    """Read a text in pieces. Return its parts: content as texts, calls as (name, arguments),
-    thoughts as ("thought", text)."""
+    """Read a text that is cut into pieces at these positions. Return its parts: content as texts,
+    calls as (name, arguments), thoughts as ("thought", text)."""
     read_parts: list = []
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
-    parts = [
-        part for a, b in zip([0, *ends], ends, strict=False) for part in reader.push(text[a:b])
-    ]
+    pieces = [text[start:end] for start, end in itertools.pairwise([0, *ends])]
+    parts = [part for piece in pieces for part in reader.push(piece)]
     for part in [*parts, *reader.finish()]:
         last = read_parts[-1] if read_parts else None
         if isinstance(part, ToolCallStart):
@@ -134,11 +137,12 @@ CUT_OFF = [
     ("hermes", "a <table", "a <table"),
     ("mistral", "see [T]", "see [T]"),
 ]
+"""Call format, a text that `max_tokens` cut off, and its content."""
 
 
-@pytest.mark.parametrize(("form", "text", "content"), CUT_OFF)
-def test_a_call_that_is_cut_off_is_no_content(form, text, content):
-    reader = TurnReader(None, FORMATS[form].reader(NAMES))
+@pytest.mark.parametrize(("call_format", "text", "content"), CUT_OFF)
+def test_a_call_that_is_cut_off_is_no_content(call_format, text, content):
+    reader = TurnReader(None, FORMATS[call_format].reader(NAMES))
     parts = [*reader.push(text), *reader.finish(cut=True)]
     assert "".join(part.text for part in parts if isinstance(part, ContentDelta)) == content
 
@@ -152,17 +156,16 @@ def test_a_think_tag_that_is_cut_off_is_no_content():
 CUTS = st.lists(st.integers(0, 120), max_size=40)
 
 
-@pytest.mark.parametrize(("form", "text", "expected"), CASES)
-def test_calls_are_read_in_one_piece_and_in_single_characters(form, text, expected):
-    every = range(len(text))
-    for cuts in ([], every):
-        assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
+@pytest.mark.parametrize(("call_format", "text", "expected"), CASES)
+def test_calls_are_read_in_one_piece_and_in_single_characters(call_format, text, expected):
+    for cuts in ([], range(len(text))):
+        assert read(TurnReader(None, FORMATS[call_format].reader(NAMES)), text, cuts) == expected
 
 
 @given(st.sampled_from(CASES), CUTS)
 def test_a_text_is_read_the_same_in_any_pieces(case, cuts):
-    form, text, expected = case
-    assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == expected
+    call_format, text, expected = case
+    assert read(TurnReader(None, FORMATS[call_format].reader(NAMES)), text, cuts) == expected
 
 
 @given(
@@ -170,21 +173,21 @@ def test_a_text_is_read_the_same_in_any_pieces(case, cuts):
     st.text(alphabet='<tool_ca>/{}":, []TOOL_CALLSnamef\\arguments\n;'),
     CUTS,
 )
-def test_a_random_text_is_read_the_same_in_any_pieces(form, text, cuts):
-    whole = read(TurnReader(None, FORMATS[form].reader(NAMES)), text, [])
-    assert read(TurnReader(None, FORMATS[form].reader(NAMES)), text, cuts) == whole
+def test_a_random_text_is_read_the_same_in_any_pieces(call_format, text, cuts):
+    whole = read(TurnReader(None, FORMATS[call_format].reader(NAMES)), text, [])
+    assert read(TurnReader(None, FORMATS[call_format].reader(NAMES)), text, cuts) == whole
     if not any(isinstance(part, tuple) for part in whole):
         assert "".join(whole) == text
 
 
 @pytest.mark.parametrize(("in_reasoning", "text", "expected"), THINKING)
 @given(cuts=CUTS)
-def test_thoughts(in_reasoning, text, expected, cuts):
+def test_thoughts_are_read_the_same_in_any_pieces(in_reasoning, text, expected, cuts):
     reader = TurnReader(ReasoningReader(in_reasoning=in_reasoning), None)
     assert read(reader, text, cuts) == expected
 
 
-def test_calls_come_after_thoughts():
+def test_a_call_in_thoughts_is_a_thought():
     text = f"<think>I could <tool_call>{CALL}</tool_call></think>\n<tool_call>{CALL}</tool_call>"
     reader = TurnReader(ReasoningReader(in_reasoning=False), FORMATS["hermes"].reader(NAMES))
     expected = [("thought", f"I could <tool_call>{CALL}</tool_call>"), ("f", ARGUMENTS)]
@@ -192,6 +195,7 @@ def test_calls_come_after_thoughts():
 
 
 def test_arguments_come_while_they_are_written():
+    """The reader gives the start of the call, and each character of the arguments by itself."""
     reader = FORMATS["hermes"].reader(NAMES)
     counts = [len(reader.push(character)) for character in f"<tool_call>{CALL}"]
     assert sum(counts) == 1 + len(ARGUMENTS)
@@ -210,11 +214,11 @@ def test_arguments_come_while_they_are_written():
     ],
 )
 def test_the_call_format_of_a_template(template, name):
-    form = format_of(template)
-    assert (form and form.name) == name
+    call_format = format_of(template)
+    assert (call_format and call_format.name) == name
 
 
-FORMS = [
+CONSTRAINTS = [
     (Constraint(json_schema={"enum": [1, 22]}), ["1", "22"], ["3", "1 ", ""]),
     (Constraint(json_object=True), ["{}", '{"a": [1, 2]}'], ["[]", '{"a":1}']),
     (Constraint(json_schema=True), ["7", '"a"', "{}"], ["a"]),
@@ -222,6 +226,7 @@ FORMS = [
     (Constraint(choice=['"', "b\\"]), ['"', "b\\"], ["b"]),
     (Constraint(grammar='start: "x" y\ny: "z"+'), ["xz", "xzz"], ["x"]),
 ]
+"""Constraints, texts that follow each, and texts that do not."""
 TOOLS = [
     Function(
         "f", {"properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
@@ -231,6 +236,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def grammars():
+    """Return a tokenizer with a token for each byte, of which 0 is <eos>, and its Grammars."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -245,13 +251,13 @@ def grammars():
 
 
 def follows(grammars, constraint, text):
-    """Return whether a text fulfils a constraint to its end."""
+    """Return whether a constraint allows a text, and its end."""
     import numpy as np
 
-    tokenizer, compiled = grammars
-    state = compiled.start(constraint)
+    tokenizer, compiler = grammars
+    state = compiler.start(constraint)
     for token in [*tokenizer.encode(text).ids, 0]:
-        allowed = np.zeros((1, 9), np.uint32)
+        allowed = np.zeros((1, 9), np.uint32)  # a bit for each token
         state.fill(allowed, [])
         if not allowed[0, token // 32] >> (token % 32) & 1:
             return False
@@ -260,47 +266,51 @@ def follows(grammars, constraint, text):
     return True
 
 
-@pytest.mark.parametrize(("constraint", "right", "wrong"), FORMS, ids=lambda value: str(value)[:30])
-@pytest.mark.parametrize("thoughts", [None, "open", "closed"])
-def test_a_turn_grammar_with_a_constraint(grammars, constraint, right, wrong, thoughts):
+@pytest.mark.parametrize(
+    ("constraint", "right", "wrong"), CONSTRAINTS, ids=lambda value: str(value)[:30]
+)
+@pytest.mark.parametrize("thoughts", [None, "opened by the prompt", "optional"])
+def test_a_turn_follows_its_constraint_after_thoughts(grammars, constraint, right, wrong, thoughts):
     turn = turn_grammar(
         constraint.lark("form"),
         terminal=json.dumps,
         has_reasoning=thoughts is not None,
-        in_reasoning=thoughts == "open",
+        in_reasoning=thoughts == "opened by the prompt",
     )
-    prefixes = {"open": "so { </t>\n</think>\n\n", "closed": "<think>so {</think>\n"}
-    before = prefixes.get(thoughts, "")
+    beginning = {
+        None: "",
+        "opened by the prompt": "so { </t>\n</think>\n\n",
+        "optional": "<think>so {</think>\n",
+    }[thoughts]
     for text in right:
-        assert follows(grammars, turn, before + text), text
+        assert follows(grammars, turn, beginning + text), text
     for text in wrong:
-        assert not follows(grammars, turn, before + text), text
-    if thoughts == "closed":
-        assert follows(grammars, turn, right[0])  # without thoughts
-    if thoughts == "open":
-        assert not follows(grammars, turn, right[0])
+        assert not follows(grammars, turn, beginning + text), text
+    assert follows(grammars, turn, right[0]) == (thoughts != "opened by the prompt")
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_the_grammar_of_calls_is_what_the_reader_reads(grammars, form):
-    one_call = turn_grammar(form.rules(TOOLS, json.dumps, parallel=False), terminal=json.dumps)
-    many_calls = turn_grammar(form.rules(TOOLS, json.dumps, parallel=True), terminal=json.dumps)
+@pytest.mark.parametrize("call_format", FORMATS.values(), ids=FORMATS)
+def test_the_grammar_of_calls_allows_what_the_reader_reads(grammars, call_format):
+    one_call, many_calls = (
+        turn_grammar(call_format.rules(TOOLS, json.dumps, parallel=parallel), terminal=json.dumps)
+        for parallel in (False, True)
+    )
     text_of_one = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
         "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',
         "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
-    }[form.name]
+    }[call_format.name]
     text_of_two = {
         "hermes": f"{text_of_one}\n{text_of_one}",
         "mistral": re.sub(r"(\{.*\})", r"\1, \1", text_of_one),
         "llama3_json": f"{text_of_one}; {text_of_one}",
-    }[form.name]
+    }[call_format.name]
     for constraint in (one_call, many_calls):
         assert follows(grammars, constraint, text_of_one)
         assert not follows(grammars, constraint, text_of_one.replace("1", "2"))
         assert not follows(grammars, constraint, text_of_one.replace('"f"', '"g.h"'))
         assert not follows(grammars, constraint, "hello")
     assert not follows(grammars, one_call, text_of_two)
-    assert follows(grammars, many_calls, text_of_two) == form.parallel
+    assert follows(grammars, many_calls, text_of_two) == call_format.parallel
     for text, count in ((text_of_one, 1), (text_of_two, 2)):
-        assert read(form.reader(NAMES), text, range(0, 99, 7)) == [("f", '{"a": 1}')] * count
+        assert read(call_format.reader(NAMES), text, range(0, 99, 7)) == [("f", '{"a": 1}')] * count

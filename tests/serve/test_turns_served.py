@@ -1,5 +1,5 @@
-"""The server separates thoughts, content and calls in turns that a model writes unconstrained.
-The tests choose what the model writes."""
+"""The server separates thoughts, content and calls of turns that a model writes unconstrained. The
+tests choose what the model writes."""
 
 from __future__ import annotations
 
@@ -7,45 +7,47 @@ import json
 
 import openai
 import pytest
-from recited import ASKED, EOS, HERMES, TEXTS, WEATHER, Reciter
-from tool_models import TEMPLATES, TOOLS, with_template
+from reciting import EOS
+from reciting_server import ARGUMENTS, HERMES_CALL, HERMES_TURN, TURNS, RecitingServer
+from tool_models import QUESTION, TEMPLATES, TOOLS, with_template
 
 
 @pytest.fixture(scope="module")
-def reciter(random_bundle, tmp_path_factory):
-    """Return a function that makes a server with a template of TEMPLATES."""
-    made = []
+def serve(random_bundle, tmp_path_factory):
+    """Return a function that makes a server with one of TEMPLATES."""
+    servers = []
 
     def make(name, **options):
         directory = tmp_path_factory.mktemp(name) / "bundle"
         bundle = with_template(random_bundle, directory, TEMPLATES[name])
-        made.append(Reciter(bundle, TEMPLATES[name], **options))
-        return made[-1]
+        servers.append(RecitingServer(bundle, TEMPLATES[name], **options))
+        return servers[-1]
 
     yield make
-    for each in made:
-        each.session.close()
+    for server in servers:
+        server.session.close()
 
 
 @pytest.fixture(scope="module")
-def thinking(reciter):
-    return reciter("thinking")
+def thinking(serve):
+    return serve("thinking")
 
 
 @pytest.fixture(scope="module")
-def hermes(reciter):
-    return reciter("hermes")
+def hermes(serve):
+    return serve("hermes")
 
 
-@pytest.mark.parametrize("form", TEXTS)
-def test_an_unforced_call(reciter, form):
-    server = reciter(form)
-    choice, deltas = server.ask(TEXTS[form], tools=TOOLS)
+@pytest.mark.parametrize("call_format", TURNS)
+def test_a_call_that_is_not_required_is_parsed(serve, call_format):
+    choice, deltas = serve(call_format).ask(TURNS[call_format], tools=TOOLS)
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
-    assert (call.function.name, call.function.arguments) == ("weather", WEATHER)
-    assert choice.message.content == ("Let me see." if form == "hermes" else None)
-    assert sum(bool(delta.tool_calls) for delta in deltas) > 3  # they come while they are written
+    assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
+    assert choice.message.content == ("Let me see." if call_format == "hermes" else None)
+    assert (
+        sum(bool(delta.tool_calls) for delta in deltas) > 3
+    )  # arguments come while they are written
 
 
 def test_text_that_is_no_call_stays_text(hermes):
@@ -58,39 +60,37 @@ def test_text_that_is_no_call_stays_text(hermes):
 
 def test_without_tools_nothing_is_a_call(hermes):
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        choice, _ = hermes.ask(HERMES, **more)
-        assert choice.message.content == HERMES
+        choice, _ = hermes.ask(HERMES_TURN, **more)
+        assert choice.message.content == HERMES_TURN
         assert choice.message.tool_calls is None
 
 
-def test_a_call_that_is_cut_off(hermes):
-    choice, _ = hermes.ask(HERMES, tools=TOOLS, max_tokens=48)
+def test_a_call_that_is_cut_off_has_the_arguments_so_far(hermes):
+    choice, _ = hermes.ask(HERMES_TURN, tools=TOOLS, max_tokens=48)
     assert choice.finish_reason == "length"
     arguments = choice.message.tool_calls[0].function.arguments
-    assert 0 < len(arguments) < len(WEATHER)
-    assert WEATHER.startswith(arguments)
+    assert 0 < len(arguments) < len(ARGUMENTS)
+    assert ARGUMENTS.startswith(arguments)
 
 
-def test_several_calls(hermes):
-    call_text = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
-    choice, _ = hermes.ask(
-        f'{call_text}\n{call_text}\n<tool_call>{{"name": "clock"}}</tool_call>', tools=TOOLS
-    )
+def test_several_calls_may_follow_one_another(hermes):
+    clock = '<tool_call>{"name": "clock"}</tool_call>'
+    choice, _ = hermes.ask(f"{HERMES_CALL}\n{HERMES_CALL}\n{clock}", tools=TOOLS)
     names = [call.function.name for call in choice.message.tool_calls]
     assert names == ["weather", "weather", "clock"]
     assert choice.message.tool_calls[2].function.arguments == "{}"
 
 
 def test_logprobs_come_with_every_token(hermes):
-    choice, _ = hermes.ask(HERMES, tools=TOOLS, logprobs=True)
-    body = {"model": hermes.session.manifest.model.name, "messages": ASKED, "tools": TOOLS}
+    choice, _ = hermes.ask(HERMES_TURN, tools=TOOLS, logprobs=True)
+    body = {"model": hermes.session.manifest.model.name, "messages": QUESTION, "tools": TOOLS}
     stream = hermes.client.chat.completions.create(
         **body, max_tokens=200, logprobs=True, stream=True
     )
     logprobs = [each.logprobs for chunk in stream for each in chunk.choices if each.logprobs]
     streamed = [entry.token for each in logprobs for entry in each.content]
     assert streamed == [entry.token for entry in choice.logprobs.content]
-    assert "".join(streamed).startswith(HERMES)
+    assert "".join(streamed).startswith(HERMES_TURN)
 
 
 def test_thoughts_are_no_content(thinking):
@@ -101,7 +101,7 @@ def test_thoughts_are_no_content(thinking):
 
 
 def test_thoughts_then_a_call(thinking):
-    choice, _ = thinking.ask(f"hm</think>\n{HERMES}", tools=TOOLS)
+    choice, _ = thinking.ask(f"hm</think>\n{HERMES_TURN}", tools=TOOLS)
     assert choice.message.model_extra["reasoning_content"] == "hm"
     assert choice.message.content == "Let me see."
     assert len(choice.message.tool_calls) == 1
@@ -126,18 +126,19 @@ def test_thinking_can_be_turned_off(thinking):
 
 
 def test_a_turn_of_calls_has_no_content(hermes):
-    """The template sees no field `content` then, as with Hugging Face, instead of a null."""
-    called, _ = hermes.ask(HERMES.removeprefix("Let me see.\n"), tools=TOOLS)
+    """If the turn is sent back, the template gets a message without the field `content`, as with
+    Hugging Face, rather than a null."""
+    called, _ = hermes.ask(HERMES_CALL, tools=TOOLS)
     assert called.message.content is None
     (call,) = called.message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
-    hermes.ask("It is warm.", messages=[*ASKED, called.message, result], tools=TOOLS)
+    hermes.ask("It is warm.", messages=[*QUESTION, called.message, result], tools=TOOLS)
     assert "content" not in hermes.messages[1]
 
 
 @pytest.mark.parametrize("thoughts", ["hm { ", ""])
 def test_a_response_format_applies_after_thoughts(thinking, thoughts):
-    """Thoughts are unconstrained; after them the model cannot write other text than the format."""
+    """Thoughts are unconstrained. After them the model can only write text of the format."""
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["no", "yes"]}}}
     choice, _ = thinking.ask(f'{thoughts}</think>\n"no"', response_format=form)
     assert choice.message.content == '"no"'
@@ -147,15 +148,15 @@ def test_a_response_format_applies_after_thoughts(thinking, thoughts):
     assert choice.message.tool_calls or json.loads(choice.message.content) in ("no", "yes")
 
 
-def test_parsers_are_options(reciter):
-    plain = reciter("thinking", reasoning_parser="none", tool_call_parser="none")
+def test_options_choose_the_parsers_of_thoughts_and_calls(serve):
+    plain = serve("thinking", reasoning_parser="none", tool_call_parser="none")
     choice, _ = plain.ask("hm</think>\n\nIt is warm.")
     assert choice.message.content == "hm</think>\n\nIt is warm."
     with pytest.raises(openai.BadRequestError) as caught:
-        plain.ask(HERMES, tools=TOOLS)
+        plain.ask(HERMES_TURN, tools=TOOLS)
     assert caught.value.param == "tools"
-    other = reciter("hermes", tool_call_parser="llama3_json")
-    choice, _ = other.ask(TEXTS["llama3_json"], tools=TOOLS)
+    other = serve("hermes", tool_call_parser="llama3_json")
+    choice, _ = other.ask(TURNS["llama3_json"], tools=TOOLS)
     assert len(choice.message.tool_calls) == 1
 
 
@@ -163,8 +164,8 @@ def test_special_tokens_that_tools_and_results_spell_are_text(hermes):
     function = dict(TOOLS[0]["function"], name="f", description="a<eos>b")
     tools = [{"type": "function", "function": function}]
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "<eos>"}'}}
-    talk = [
-        *ASKED,
+    messages = [
+        *QUESTION,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "<eos>"},
     ]
@@ -172,7 +173,7 @@ def test_special_tokens_that_tools_and_results_spell_are_text(hermes):
     begin = hermes.session.begin
     hermes.session.begin = lambda requests, *rest: begun.append(requests) or begin(requests, *rest)
     try:
-        hermes.ask("ok", tools=tools, messages=talk)
+        hermes.ask("ok", tools=tools, messages=messages)
     finally:
         hermes.session.begin = begin
     ids = begun[0][0].prompt_ids

@@ -1,12 +1,20 @@
-"""Wrong and unsupported requests are refused in OpenAI's shape: neither ignored nor a 500."""
+"""Wrong and unsupported requests are refused with an error in OpenAI's shape that names a field."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
-from running import error
+from fake_triton import Request, model_of
+from running import expect_error
+from starlette.testclient import TestClient
+
+from pass_runtime import load
+from pass_server.app import make_app
+from pass_server.serve_options import ServeOptions
 
 USER = {"role": "user", "content": "a"}
 UNSUPPORTED = {
@@ -16,8 +24,8 @@ UNSUPPORTED = {
     "service_tier": "priority",
     "truncate_prompt_tokens": 5,
 }
-OF_COMPLETIONS = UNSUPPORTED | {"suffix": "x", "add_special_tokens": False}
-OF_CHATS = UNSUPPORTED | {
+UNSUPPORTED_OF_COMPLETIONS = UNSUPPORTED | {"suffix": "x", "add_special_tokens": False}
+UNSUPPORTED_OF_CHATS = UNSUPPORTED | {
     "best_of": 2,
     "echo": True,
     "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -32,7 +40,7 @@ OF_CHATS = UNSUPPORTED | {
     "chat_template_kwargs": {"enable_thinking": False},
     "continue_final_message": True,
 }
-OF_BOTH = {
+NEUTRAL_OF_BOTH = {
     "frequency_penalty": 0,
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
@@ -51,11 +59,12 @@ OF_BOTH = {
     "response_format": {"type": "text"},
 }
 NEUTRAL = {
-    "complete": OF_BOTH | {"suffix": None, "add_special_tokens": True},
-    "chat": OF_BOTH
+    "complete": NEUTRAL_OF_BOTH | {"suffix": None, "add_special_tokens": True},
+    "chat": NEUTRAL_OF_BOTH
     | {"tools": [], "tool_choice": "none", "parallel_tool_calls": True}
     | {"add_generation_prompt": True},
 }
+"""For each kind of request, values that change nothing. They are accepted."""
 WRONG = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
@@ -103,45 +112,49 @@ WRONG = [
     ({"guided_json": {"type": "animal"}}, "guided_json"),
 ]
 
+"""Wrong fields, and the field that the error names: None if a session finds the error."""
+
 
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
-        *(("complete", *item) for item in OF_COMPLETIONS.items()),
-        *(("chat", *item) for item in OF_CHATS.items()),
+        *(("complete", *item) for item in UNSUPPORTED_OF_COMPLETIONS.items()),
+        *(("chat", *item) for item in UNSUPPORTED_OF_CHATS.items()),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_unsupported_fields(server, kind, field, value):
-    problem = error(getattr(server, kind)(**{field: value}), 400)
+def test_unsupported_fields_are_refused_by_name(server, kind, field, value):
+    problem = expect_error(getattr(server, kind)(**{field: value}), 400)
     assert (problem["param"], problem["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("kind", NEUTRAL)
 def test_neutral_values_change_nothing(server, kind):
-    plain = getattr(server, kind)(max_tokens=4).json()["choices"][0]
-    neutral = getattr(server, kind)(max_tokens=4, **NEUTRAL[kind]).json()["choices"][0]
+    without, neutral = (
+        getattr(server, kind)(max_tokens=4, **fields).json()["choices"][0]
+        for fields in ({}, NEUTRAL[kind])
+    )
     for key in ("text", "message", "finish_reason"):
-        assert plain.get(key) == neutral.get(key)
+        assert without.get(key) == neutral.get(key)
 
 
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 @pytest.mark.parametrize(("fields", "param"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_values(server, kind, fields, param):
-    problem = error(getattr(server, kind)(**fields), 400)
+def test_wrong_values_are_refused(server, kind, fields, param):
+    problem = expect_error(getattr(server, kind)(**fields), 400)
     assert problem["param"] == param
     assert problem["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("kind", ["complete", "chat"])
 def test_unknown_fields_are_named(server, kind):
-    problem = error(getattr(server, kind)(colour="red"), 400)
+    problem = expect_error(getattr(server, kind)(colour="red"), 400)
     assert (problem["param"], problem["code"]) == ("colour", "unknown_parameter")
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], [-1], [100000], ["a", 5], [[1], "a"], None, {"a": 1}])
-def test_wrong_prompts(server, prompt):
-    assert error(server.complete(prompt=prompt), 400)["param"].startswith("prompt")
+def test_wrong_prompts_are_refused(server, prompt):
+    assert expect_error(server.complete(prompt=prompt), 400)["param"].startswith("prompt")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +173,8 @@ def test_wrong_prompts(server, prompt):
         [{"role": "assistant", "content": "a", "tool_calls": [{"id": "x"}]}],
     ],
 )
-def test_wrong_messages(server, messages):
-    assert error(server.chat(messages=messages), 400)["param"].startswith("messages")
+def test_wrong_messages_are_refused(server, messages):
+    assert expect_error(server.chat(messages=messages), 400)["param"].startswith("messages")
 
 
 @pytest.mark.parametrize(
@@ -178,17 +191,37 @@ def test_wrong_messages(server, messages):
         ("complete", {"echo": True, "logprobs": 1}, "echo"),
     ],
 )
-def test_wrong_fields_of_one_endpoint(server, kind, fields, param):
-    assert error(getattr(server, kind)(**fields), 400)["param"] == param
+def test_fields_that_are_wrong_at_one_endpoint_are_refused(server, kind, fields, param):
+    assert expect_error(getattr(server, kind)(**fields), 400)["param"] == param
+
+
+@pytest.mark.parametrize("plan", ["tree-5", "tree:2,0,1,1"])
+def test_trees_that_could_change_texts_are_refused(
+    rounding_bundle: Path, tmp_path: Path, plan: str
+):
+    """By the server, and by a model of Triton."""
+    reason = f"the plan {plan} could change texts: activations are rounded to 8 bits here"
+    with load(rounding_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        client = TestClient(make_app(session, ServeOptions(model_name="m")))
+        for path, fields in (("completions", {"prompt": "A"}), ("responses", {"input": "A"})):
+            answer = client.post(f"/v1/{path}", json={"model": "m", "plan": plan} | fields)
+            assert reason in expect_error(answer, 400)["message"]
+        fused = {"model": "m", "plan": "fused", "prompt": "A"}
+        assert client.post("/v1/completions", json=fused).status_code == 200
+    with model_of(rounding_bundle, tmp_path / "model") as model:
+        request = Request(text_input=[b"A"], plan=np.array([plan.encode()], object))
+        model.execute([request])
+        request.wait_until_ended()
+        assert request.error.code == "INVALID_ARG" and reason in request.error.message
 
 
 def test_a_suffix_is_refused_with_a_reason(server):
-    assert "fill a gap" in error(server.complete(suffix="x"), 400)["message"]
+    assert "fill a gap" in expect_error(server.complete(suffix="x"), 400)["message"]
 
 
-def test_prompts_that_do_not_fit_the_context(server):
+def test_prompts_that_do_not_fit_the_context_are_refused(server):
     for prompt, max_tokens in (("word " * 1000, 9), ([5] * 767, 9), ([5] * 760, 100)):
-        problem = error(server.complete(prompt=prompt, max_tokens=max_tokens), 400)
+        problem = expect_error(server.complete(prompt=prompt, max_tokens=max_tokens), 400)
         assert problem["code"] == "context_length_exceeded"
     assert server.complete(prompt=[5] * 760).status_code == 200  # without max_tokens it fits
 
@@ -201,9 +234,9 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_bodies_that_are_no_requests(server, body):
+def test_bodies_that_are_no_requests_are_refused(server, body):
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
-        error(server.post_body(path, body), 400)
+        expect_error(server.post_body(path, body), 400)
 
 
 @pytest.mark.parametrize(
@@ -223,18 +256,21 @@ def test_bodies_that_are_no_requests(server, body):
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_lone_surrogates_are_not_json(server, path, fields):
+def test_lone_surrogates_are_refused_as_wrong_json(server, path, fields):
     body = {"model": server.model, "input" if path == "responses" else "prompt": "a"} | fields
-    problem = error(server.post_body(f"/v1/{path}", json.dumps(body)), 400)
+    problem = expect_error(server.post_body(f"/v1/{path}", json.dumps(body)), 400)
     assert problem["code"] == "invalid_json"
 
 
-def test_other_paths_and_methods(server):
-    error(httpx.get(f"{server.url}/v1/nothing"), 404)
+def test_unknown_paths_are_404_and_wrong_methods_405(server):
+    expect_error(httpx.get(f"{server.url}/v1/nothing"), 404)
     for path in ("completions", "responses"):
-        error(httpx.get(f"{server.url}/v1/{path}"), 405)
+        expect_error(httpx.get(f"{server.url}/v1/{path}"), 405)
 
 
 def test_a_page_of_another_site_cannot_send_requests(server):
-    """Browsers send text/plain to other sites without a CORS preflight."""
-    error(httpx.post(f"{server.url}/v1/completions", content=b'{"model": "a", "prompt": "b"}'), 400)
+    """A body without `Content-Type: application/json` is refused, because browsers send text/plain
+    to other sites without asking them first (by a CORS preflight)."""
+    expect_error(
+        httpx.post(f"{server.url}/v1/completions", content=b'{"model": "a", "prompt": "b"}'), 400
+    )

@@ -1,5 +1,5 @@
-"""Bundles with chat templates for function calls and thoughts, like those of Qwen, Llama 3 and
-Mistral, but short: of tools they write the names only."""
+"""Bundles with chat templates for function calls and thoughts. The templates are like those of Qwen,
+Llama 3 and Mistral, but short: they write only the names of tools."""
 
 from __future__ import annotations
 
@@ -45,27 +45,28 @@ MISTRAL = """
         {{- '[TOOL_CALLS] [' }}{{ call.function | tojson }}{{ ']' }}
     {%- endfor %}
 {%- endfor %}"""
+QUESTION = [{"role": "user", "content": "How warm is it?"}]
 TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL, "thinking": THINKING}
 PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]")
-"""Texts that are tokens in the tokenizers of these families; those of SPECIAL are special tokens."""
+"""Texts that are one token each in the tokenizers of these families. SPECIAL are special tokens."""
 
 
 def with_template(bundle: Path, output: Path, template: str) -> Path:
-    """Return a copy of a tiny bundle with another chat template, in which PLAIN and SPECIAL replace
-    the last tokens of the vocabulary."""
+    """Copy a tiny bundle with another chat template. PLAIN and SPECIAL replace the last tokens of
+    its vocabulary. Return the copy."""
     shutil.copytree(bundle, output)
     (output / "chat_template.jinja").write_text(template, encoding="utf-8")
     path = output / "tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    model, marks = tokenizer["model"], (*PLAIN, *SPECIAL)
-    first = len(model["vocab"]) - len(marks)
-    model["merges"] = model["merges"][: -len(marks)]
+    model, added = tokenizer["model"], (*PLAIN, *SPECIAL)
+    first = len(model["vocab"]) - len(added)
+    model["merges"] = model["merges"][: -len(added)]
     model["vocab"] = {text: number for text, number in model["vocab"].items() if number < first}
-    form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer["added_tokens"] += [
-        {"id": first + i, "content": mark, "special": mark in SPECIAL, **form}
-        for i, mark in enumerate(marks)
+        {"id": first + i, "content": text, "special": text in SPECIAL, **flags}
+        for i, text in enumerate(added)
     ]
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
@@ -76,7 +77,7 @@ def with_template(bundle: Path, output: Path, template: str) -> Path:
 
 
 def tool(name: str, **properties: object) -> dict:
-    """Return a function all of whose arguments are required."""
+    """Return a tool: a function with these arguments, all of which are required."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     parameters |= {"additionalProperties": False}
     function = {"name": name, "description": f"{name}.", "parameters": parameters}

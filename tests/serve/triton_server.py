@@ -1,4 +1,4 @@
-"""NVIDIA's tritonserver, as scripts/install_triton.sh installs it, and its gRPC client."""
+"""NVIDIA's tritonserver as scripts/install_triton.sh installs it, and a gRPC client, for tests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def require_triton() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different free ports: all are bound at the same time."""
+    """Return free ports. All are bound at the same time, so that they differ."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -98,9 +98,8 @@ class Triton(Metered):
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(
-                self.process.pid, signal.SIGKILL
-            )  # SIGTERM may take as long as --exit-timeout
+            # Not SIGTERM, after which the server may wait for as long as --exit-timeout-secs.
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for file in Path("/dev/shm").glob(f"{self._shared}*"):  # killed stubs leave their files
             file.unlink(missing_ok=True)
@@ -116,7 +115,7 @@ class Triton(Metered):
         return False
 
     def stubs(self) -> dict[str, psutil.Process]:
-        """Return the processes that run models, by name of the model."""
+        """Return the processes that run models, which Triton calls stubs, by name of the model."""
         stubs = {}
         for child in psutil.Process(self.process.pid).children():
             line = "" if child.status() == psutil.STATUS_ZOMBIE else " ".join(child.cmdline())
@@ -129,8 +128,8 @@ class Triton(Metered):
 
     @contextmanager
     def first_response(self, model: str, **fields: object) -> Iterator[None]:
-        """Wait for the first response of a stream; its client disconnects at the end of the
-        context. Over HTTP, since Triton 2.51 can crash if a gRPC stream is cancelled while a
+        """Wait for the first response of a stream, whose client disconnects at the end of the
+        context. Uses HTTP, since Triton 2.51 can crash if a gRPC stream is cancelled while a
         response is sent (once in 300 times here)."""
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:
@@ -138,8 +137,8 @@ class Triton(Metered):
             assert next(lines).startswith("data: ")
             yield
 
-    def give_up(self, model: str, **fields: object) -> None:
-        """Disconnect after the first response of a stream."""
+    def disconnect_early(self, model: str, **fields: object) -> None:
+        """Begin a stream, and disconnect after its first response."""
         with self.first_response(model, **fields):
             pass
 
@@ -159,13 +158,13 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the stream; cancel it only if its request still runs. If a stream is cancelled
+        """Close the stream, and cancel its request only if it still runs: if a stream is cancelled
         while its last response is written, Triton 2.51 may never unload the model."""
         self._end_stream(cancel=self._under_way)
         self._client.close()
 
     def tensor(self, name: str, value: Any, dtype: str | None = None) -> Any:
-        """Return an input tensor. dtype: default is that of the model's input."""
+        """Return an input tensor. dtype: None for that of the model's input."""
         dtype = dtype or DTYPES.get(name, "STRING")
         values = value if isinstance(value, list | tuple) else [value]
         if dtype == "STRING":
@@ -194,9 +193,9 @@ class Client:
                 self._under_way = False
                 raise error
             response = result.get_response()
-            found = {output.name: result.as_numpy(output.name) for output in response.outputs}
-            if found:
-                yield {name: array.tolist() for name, array in found.items()}
+            if response.outputs:
+                names = [output.name for output in response.outputs]
+                yield {name: result.as_numpy(name).tolist() for name in names}
             if response.parameters["triton_final_response"].bool_param:
                 self._under_way = False
                 return

@@ -1,43 +1,45 @@
-"""A server whose model writes a text that the test chooses."""
+"""A server in the process of the tests, whose model writes a text that the test chooses."""
 
 from __future__ import annotations
 
 from openai import OpenAI
-from reciting import reciting_session
+from reciting import EOS, reciting_session
 from starlette.testclient import TestClient
+from tool_models import QUESTION
 
 from pass_runtime.text.chat_template import ChatTemplate
 from pass_server.app import make_app
 from pass_server.serve_options import ServeOptions
 
-EOS = 1
-ASKED = [{"role": "user", "content": "How warm is it?"}]
-WEATHER = '{"city": "Rome", "days": 2}'
-HERMES = f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
-TEXTS = {
-    "hermes": HERMES,
-    "llama3_json": f'<|python_tag|>{{"name": "weather", "parameters": {WEATHER}}}',
-    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {WEATHER}}}]',
+ARGUMENTS = '{"city": "Rome", "days": 2}'
+HERMES_CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+HERMES_TURN = f"Let me see.\n{HERMES_CALL}"
+TURNS = {
+    "hermes": HERMES_TURN,
+    "llama3_json": f'<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]',
 }
+"""Turns in which a model calls the function `weather`, by call format."""
 
 
-class Reciter:
-    """A server in this process that answers every chat with `text`."""
+class RecitingServer:
+    """Answers every chat with `text`. messages: those of the last chat, as its template got them.
+    options: of ServeOptions."""
 
     def __init__(self, bundle, template, **options):
-        self.text, self._start = "", 0
+        self.text, self._prompt_length = "", 0
         self.session = reciting_session(bundle, self._token, slots=2)
         self.session.chat_template = ChatTemplate(
             template, {"bos_token": "<bos>", "eos_token": "<eos>"}
         )
         encode = self.session.encode_chat
 
-        def recorded(*args, **more):
-            ids = encode(*args, **more)
-            self._start, self.messages = len(ids), args[0]
+        def encode_and_record(messages, **options):
+            ids = encode(messages, **options)
+            self._prompt_length, self.messages = len(ids), messages
             return ids
 
-        self.session.encode_chat = recorded
+        self.session.encode_chat = encode_and_record
         self.http = TestClient(make_app(self.session, ServeOptions(**options)))
         self.client = OpenAI(
             base_url="http://testserver/v1", api_key="none", http_client=self.http, max_retries=0
@@ -45,13 +47,15 @@ class Reciter:
 
     def _token(self, position):
         ids = self.session.tokenizer.encode(self.text, add_special_tokens=False).ids
-        return ids[position - self._start] if 0 <= position - self._start < len(ids) else EOS
+        index = position - self._prompt_length
+        return ids[index] if 0 <= index < len(ids) else EOS
 
     def ask(self, text, **fields):
-        """Return the choice of the answer, and the deltas of the same answer as a stream."""
+        """Let the model write `text`. Return the choice of the answer, and the deltas of the same
+        answer as a stream, whose parts must be those of the whole answer."""
         self.text = text
         name = self.session.manifest.model.name
-        body = {"model": name, "messages": ASKED, "max_tokens": 200, "seed": 1} | fields
+        body = {"model": name, "messages": QUESTION, "max_tokens": 200, "seed": 1} | fields
         create = self.client.chat.completions.create
         whole = create(**body).choices[0]
         streamed = [chunk.choices[0] for chunk in create(**body, stream=True)]
