@@ -1,5 +1,5 @@
-"""Random configurations and tokenizers of every family, and the tiny models made from them as
-directories and as .gguf files."""
+"""Tiny models of every supported family, with random configurations and tokenizers, as directories
+and as .gguf files."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ from transformers.tokenization_utils_base import generate_merges
 from conftest import CORPUS, make_model, randomize_vectors
 from pass_exporter.model.families import SUPPORTED_FAMILIES
 
-KINDS = ("byte-level", "byte-fallback", "metaspace", "wordpiece")
-GGUF_KINDS = KINDS[:2]
-"""Tokenizers that an export reads from .gguf files; it refuses the others."""
+TOKENIZERS = ("byte-level", "byte-fallback", "metaspace", "wordpiece")
+GGUF_TOKENIZERS = TOKENIZERS[:2]
+"""Kinds of tokenizers that an export reads from .gguf files. It refuses the other kinds."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 GGUF_NAMES = {"mistral": "llama", "gemma3_text": "gemma3"}
-"""The architecture in .gguf files of a family, if it has another name."""
+"""Names of families in .gguf files, if they differ."""
 NO_GGUF = ("gemma", "olmo2")
 """Families whose .gguf files transformers does not read (refused: tests/exporter/test_gguf.py)."""
-HEAD_SIZES = ("llama", "mistral", "qwen3", "gemma", "gemma3_text")
+FREE_HEAD_DIM = ("llama", "mistral", "qwen3", "gemma", "gemma3_text")
 """Families whose `head_dim` is free; in the others it is hidden_size / num_attention_heads."""
-BIASED = ("llama", "qwen3", "gemma", "gemma3_text", "olmo2")
+WITH_ATTENTION_BIAS = ("llama", "qwen3", "gemma", "gemma3_text", "olmo2")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu", "relu")
-ACTIVATION = {"gemma": "hidden_act", "gemma3_text": "hidden_activation"}
+ACTIVATION_KEYS = {"gemma3_text": "hidden_activation"}
+"""The setting of the activation function, if it is not `hidden_act`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model to make. prefix_space: whether a byte-fallback tokenizer adds a space to a text."""
+    """A model to make. config: settings of its configuration. tokenizer: one of TOKENIZERS.
+    prefix_space: whether a byte-fallback tokenizer puts a space before a text."""
 
     family: str
     config: dict[str, Any]
@@ -63,7 +65,7 @@ def cases(draw: st.DrawFn) -> Case:
     as_gguf = family not in NO_GGUF and draw(st.booleans())
     heads, positions = draw(st.sampled_from((2, 4))), draw(st.sampled_from((64, 128, 256)))
     layers = draw(st.integers(1, 3))
-    head_dim = draw(st.sampled_from((8, 16, 24))) if family in HEAD_SIZES else None
+    head_dim = draw(st.sampled_from((8, 16, 24))) if family in FREE_HEAD_DIM else None
     eps = draw(st.sampled_from((1e-6, 1e-5, 1e-3)))
     config: dict[str, Any] = {
         "hidden_size": draw(st.sampled_from((32, 64))),
@@ -76,57 +78,60 @@ def cases(draw: st.DrawFn) -> Case:
         "tie_word_embeddings": draw(st.booleans()),
         "head_dim": head_dim,
     }
-    if family in BIASED:
+    if family in WITH_ATTENTION_BIAS:
         config["attention_bias"] = draw(st.booleans())
     if family == "llama":
         config["mlp_bias"] = draw(st.booleans())
-    if not as_gguf:  # a .gguf file cannot say so
-        config[ACTIVATION.get(family, "hidden_act")] = draw(st.sampled_from(ACTIVATIONS))
+    if not as_gguf:  # a .gguf file does not name the activation function
+        config[ACTIVATION_KEYS.get(family, "hidden_act")] = draw(st.sampled_from(ACTIVATIONS))
     window = draw(st.sampled_from((None, 8, 24)))
     if family in ("mistral", "phi3"):
         config["sliding_window"] = window
     if family in ("qwen2", "qwen3"):
-        first = draw(st.integers(0, layers))
+        max_window_layers = draw(st.integers(0, layers))
         config |= {
             "use_sliding_window": window is not None,
             "sliding_window": window,
-            "max_window_layers": first,
+            "max_window_layers": max_window_layers,
         }
     if family == "gemma3_text":
-        kinds = draw(st.lists(st.booleans(), min_size=layers, max_size=layers))
+        layers_slide = draw(st.lists(st.booleans(), min_size=layers, max_size=layers))
         config |= {
             "sliding_window": window or 24,
             "layer_types": [
-                "sliding_attention" if slides else "full_attention" for slides in kinds
+                "sliding_attention" if slides else "full_attention" for slides in layers_slide
             ],
             "query_pre_attn_scalar": draw(st.sampled_from((head_dim, 20))),
             "final_logit_softcapping": draw(st.sampled_from((None, None, None, 30.0))),
         }
     config["rope_parameters"] = draw(rotations(family, positions))
-    kinds = KINDS if not as_gguf else (*GGUF_KINDS * 3, *KINDS)
+    kinds = TOKENIZERS
+    if as_gguf:  # mostly such as are not refused
+        kinds += GGUF_TOKENIZERS * 3
     return Case(family, config, draw(st.sampled_from(kinds)), draw(st.booleans()), as_gguf)
 
 
 @st.composite
 def rotations(draw: st.DrawFn, family: str, positions: int) -> dict[str, Any]:
+    """Draw `rope_parameters` for a family. positions: `max_position_embeddings` of the model."""
     theta = draw(st.sampled_from((100.0, 10000.0, 500000.0)))
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if family == "phi3":
-        return found | {"partial_rotary_factor": draw(st.sampled_from((1.0, 0.5, 0.75)))}
+        return rope | {"partial_rotary_factor": draw(st.sampled_from((1.0, 0.5, 0.75)))}
     kind = draw(st.sampled_from(("default", "default", "linear", "yarn", "llama3", "dynamic")))
     if kind != "default":
-        found |= {"rope_type": kind, "factor": draw(st.sampled_from((2.0, 4.0)))}
+        rope |= {"rope_type": kind, "factor": draw(st.sampled_from((2.0, 4.0)))}
     if kind in ("yarn", "llama3"):
-        found["original_max_position_embeddings"] = positions // 4
+        rope["original_max_position_embeddings"] = positions // 4
     if kind == "yarn" and draw(st.booleans()):
-        found |= {"beta_fast": 16.0, "beta_slow": 2.0}
-        found |= {"attention_factor": 1.5} if draw(st.booleans()) else {}
+        rope |= {"beta_fast": 16.0, "beta_slow": 2.0}
+        rope |= {"attention_factor": 1.5} if draw(st.booleans()) else {}
     if kind == "llama3":
-        found |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     if family != "gemma3_text":
-        return found
+        return rope
     local = {"rope_type": "default", "rope_theta": draw(st.sampled_from((100.0, 10000.0)))}
-    return {"full_attention": found, "sliding_attention": local}
+    return {"full_attention": rope, "sliding_attention": local}
 
 
 def tokenizer_of(case: Case) -> Any:
@@ -143,6 +148,7 @@ def tokenizer_of(case: Case) -> Any:
         )
         tokenizer.train_from_iterator(CORPUS, trainer)
     elif kind == "byte-fallback":
+        # Letters that have no token of their own are written as bytes.
         letters = sorted(set("▁" + "".join(CORPUS).replace(" ", "▁")) - set("ÜßäéÜ12345"))
         words = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256))]
         words += ["▁t", "he", "▁the", "in", *letters, *SPECIAL[3:]]
@@ -152,7 +158,9 @@ def tokenizer_of(case: Case) -> Any:
             vocab=vocab, merges=merges, add_prefix_space=case.prefix_space
         ).backend_tokenizer
         tokenizer.add_special_tokens(list(SPECIAL))
-        if case.family == "phi3" and case.prefix_space:  # after special tokens, too, as published
+        if (
+            case.family == "phi3" and case.prefix_space
+        ):  # as published ones do, it adds a space after special tokens
             tokenizer.normalizer = normalizers.Sequence(
                 [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
             )
@@ -181,7 +189,7 @@ def tokenizer_of(case: Case) -> Any:
 
 
 def save(case: Case, directory: Path) -> Path:
-    """Save the model as transformers does; return its directory."""
+    """Save the model in a directory, as transformers does. Return the directory."""
     tokenizer = tokenizer_of(case)
     config = {
         name: value
@@ -197,7 +205,8 @@ def save(case: Case, directory: Path) -> Path:
 
 
 def save_gguf(case: Case, model: Path, path: Path) -> Path:
-    """Write the saved model in float32 with the keys and names of llama.cpp's converter."""
+    """Write a model that `save` has saved into a .gguf file: in float32, with the metadata keys and
+    tensor names of llama.cpp's converter. Return the path of the file."""
     config, arch = case.config, GGUF_NAMES.get(case.family, case.family)
     writer = gguf.GGUFWriter(path, arch)
     heads = config["num_attention_heads"]
@@ -216,7 +225,8 @@ def save_gguf(case: Case, model: Path, path: Path) -> Path:
     if case.family == "gemma3_text":
         writer.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
         writer.add_array(
-            "gemma3.attention.sliding_window_pattern", [k[0] == "s" for k in config["layer_types"]]
+            "gemma3.attention.sliding_window_pattern",
+            [kind == "sliding_attention" for kind in config["layer_types"]],
         )
         writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
         if config["final_logit_softcapping"]:
@@ -269,11 +279,15 @@ def _add_rotation(writer: gguf.GGUFWriter, arch: str, rope: dict[str, Any], size
 def _add_tokenizer(writer: gguf.GGUFWriter, case: Case, model: Path) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
-    listed = isinstance(vocab, list)
-    scores = dict(vocab) if listed else {word: -float(token) for word, token in vocab.items()}
-    ids = {word: token for token, (word, _) in enumerate(vocab)} if listed else dict(vocab)
+    if isinstance(vocab, list):  # a unigram model: pairs of a word and its score
+        scores = dict(vocab)
+        ids = {word: token for token, (word, _) in enumerate(vocab)}
+    else:
+        scores = {word: -float(token) for word, token in vocab.items()}
+        ids = dict(vocab)
     control = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    words = sorted(ids | control, key=(ids | control).__getitem__)
+    ids |= control
+    words = sorted(ids, key=ids.__getitem__)
     types = dict.fromkeys(words, gguf.TokenType.NORMAL)
     types |= {word: gguf.TokenType.BYTE for word in words if word.startswith("<0x")}
     types |= dict.fromkeys(control, gguf.TokenType.CONTROL)
@@ -295,7 +309,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, case: Case, model: Path) -> None:
 
 
 def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Return the rows (or biases) of q or k in llama.cpp's order: from the two halves of a head in
-    turn."""
+    """Return the rows (or biases) of a q or k projection in llama.cpp's order: from the first and
+    the second half of each head in turn."""
     halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)

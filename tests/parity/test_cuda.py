@@ -1,4 +1,4 @@
-"""A bundle on ONNX Runtime's CUDA provider writes what it writes on the CPU (`-m gpu`)."""
+"""With ONNX Runtime on CUDA, a bundle writes the tokens that it writes on the CPU (`-m gpu`)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_cuda_writes_what_the_cpu_writes(random_bundle: Path, sampling: Sampling
 
 
 def test_requests_of_one_batch_write_what_they_write_alone(random_bundle: Path):
-    """The longest ones need a larger KV capacity than the first."""
+    """Long requests need a larger KV capacity than the first ones, so that the cache grows."""
     cpu = load(random_bundle, "cpu", threads=1)
     requests = []
     for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar")):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = "The quick brown fox"
 RELATIVE_ERROR = 2e-5
-"""A fifth of the exporter's own limit; another order of float32 sums gives errors of about 2e-6."""
+"""A fifth of the exporter's limit. Float32 sums in another order give errors of about 2e-6."""
 WINDOW = 32
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -69,7 +69,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}),
 }
-"""Family and configuration by name. A model has several variants at once, as an export takes
+"""Family and configuration by name. Some models combine several settings, since each export takes
 seconds."""
 
 

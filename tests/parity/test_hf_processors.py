@@ -22,11 +22,12 @@ from pass_runtime import GenerateOptions, SamplingParams, Session, load
 
 PROMPT = "The quick brown fox jumps over"
 NEAR_TIE = 2e-3
+"""The largest margin between two scores that float32 rounding can exchange."""
 
 
 class OpenAiPenalties:
-    """Frequency and presence penalties of the tokens after the prompt, by the formula of OpenAI's
-    API reference."""
+    """A logits processor of transformers with the formula of OpenAI's API reference: it lowers the
+    scores of the tokens that were written after the prompt."""
 
     def __init__(self, prompt_length: int, frequency: float, presence: float) -> None:
         self._prompt_length, self._frequency, self._presence = prompt_length, frequency, presence

@@ -1,4 +1,5 @@
-"""200 JSON schemas: a text of a random model is valid JSON of its schema if it ends by itself."""
+"""A random model writes valid JSON of 200 schemas, wherever its text is not cut off. Wrong and huge
+constraints are refused soon."""
 
 from __future__ import annotations
 
@@ -46,12 +47,12 @@ def test_a_text_that_ends_is_valid(bundle_session: Session):
         generation = bundle_session.generate(case["prompt"], options).result()
         counts[generation.finish_reason] += 1
         if generation.finish_reason == "stop":
-            why = problem(case["schema"], generation.text)
-            assert why is None, (case, why, generation.text)
+            error = problem(case["schema"], generation.text)
+            assert error is None, (case, error, generation.text)
     assert counts["stop"] > 30, "too few texts ended"
 
 
-MANY = {f"p{i}": {"type": "string"} for i in range(5000)}
+MANY_PROPERTIES = {f"p{i}": {"type": "string"} for i in range(5000)}
 CONSTRAINTS = [
     ({"regex": "("}, "the regex is not valid"),
     ({"grammar": "start: missing"}, "the grammar is not valid"),
@@ -60,25 +61,26 @@ CONSTRAINTS = [
     ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
     ({"regex": "(?=a)b"}, "the regex is not valid"),
     ({"regex": "a{1,100000}" * 50}, ""),
-    ({"json_schema": {"type": "object", "properties": MANY}}, ""),
+    ({"json_schema": {"type": "object", "properties": MANY_PROPERTIES}}, ""),
     ({"regex": "((a|b)*c(d|e)*){30,3000}" * 10}, ""),
     ({"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(20_000))}, ""),
 ]
-"""Constraints with the reason why each is refused; "" if it is only large, and may be accepted."""
+"""Constraints, and why each is refused; "" for large ones, which may also be accepted."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fields", "why"), CONSTRAINTS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "reason"), CONSTRAINTS, ids=lambda value: str(value)[:40])
 def test_a_wrong_or_huge_constraint_costs_seconds_at_most(
-    bundle_session: Session, fields: dict, why: str
+    bundle_session: Session, fields: dict, reason: str
 ):
     started = time.process_time()
     try:
         options = GenerateOptions(8, SamplingParams(1.0, seed=1), constraint=Constraint(**fields))
         bundle_session.generate("a", options).result()
-        assert not why, "it should have been refused"
+        assert not reason, "it should have been refused"
     except PassError as error:
-        assert why in str(error) and len(str(error).splitlines()) == 1 and len(str(error)) < 400
+        message = str(error)
+        assert reason in message and len(message.splitlines()) == 1 and len(message) < 400
     assert time.process_time() - started < 30
     after = bundle_session.generate("a", GenerateOptions(3, ignore_eos=True)).result()
     assert len(after.token_ids) == 3

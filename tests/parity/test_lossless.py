@@ -1,7 +1,7 @@
-"""The tokens of every plan are those of plain decoding with the same seed, whatever the drafts are.
+"""Every plan writes the tokens of plain decoding with the same seed, whatever its drafts are.
 
-All drafts of the tiny bundle are one token. Those of the other bundles are random, by look-ahead
-embeddings, an adapter or a draft head.
+All drafts of `tiny_bundle` are the same token. Those of the other bundles are random, since their
+look-ahead embeddings, adapter and draft head are.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SAMPLING = [
     (1.0, 0, 0.9),
     (1.0, 50, 0.8),
 ]
+"""Temperature, top-k and top-p."""
 SEEDS = (0, 7, 2**63 + 1)
 PROMPTS = {
     "one token": "a",
@@ -32,7 +33,7 @@ PROMPTS = {
     "bytes": "Über 12345 naïve 🦊",
     "long": "The quick brown fox jumps over the lazy dog. def add(a, b): " * 15,
 }
-TOKENS, DRAFTS = 32, ("both", "ngram", "both", None)
+TOKENS = 32
 BUNDLES = ("tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle")
 CASES = [
     pytest.param(
@@ -46,8 +47,8 @@ CASES = [
     for j, prompt in enumerate(PROMPTS)
     for k, values in enumerate(SAMPLING)
 ]
-"""Every prompt with every sampling, each pair with one of the bundles (--all: with all)."""
-of_cases = pytest.mark.parametrize(("bundle", "prompt", "values"), CASES, indirect=["bundle"])
+"""Every prompt with every sampling, each pair with one of the bundles, or with all (--all)."""
+for_all_cases = pytest.mark.parametrize(("bundle", "prompt", "values"), CASES, indirect=["bundle"])
 
 
 @pytest.fixture(scope="module", params=BUNDLES)
@@ -61,10 +62,10 @@ def session(bundle: Path) -> Session:
 
 
 def options(
-    sampling: SamplingParams, plan: str, lookahead: int | None = None, **more
+    sampling: SamplingParams, plan: str, lookahead: int | None = None, **fields
 ) -> GenerateOptions:
-    more = {"max_new_tokens": TOKENS, "ignore_eos": True} | more
-    return GenerateOptions(sampling=sampling, plan=plan, lookahead=lookahead, **more)
+    fields = {"max_new_tokens": TOKENS, "ignore_eos": True} | fields
+    return GenerateOptions(sampling=sampling, plan=plan, lookahead=lookahead, **fields)
 
 
 def test_the_long_prompt_spans_prefill_chunks(session: Session):
@@ -72,7 +73,7 @@ def test_the_long_prompt_spans_prefill_chunks(session: Session):
     assert len(session.encode(PROMPTS["one token"])) == 1
 
 
-@of_cases
+@for_all_cases
 def test_two_pass_is_plain_decoding(
     session: Session, prompt: str, values: tuple[float, int, float]
 ):
@@ -85,14 +86,15 @@ def test_two_pass_is_plain_decoding(
             assert_same_text(session, ids, options(sampling, "two-pass", lookahead), plain)
 
 
-@of_cases
+@for_all_cases
 def test_fused_is_plain_decoding(session: Session, prompt: str, values: tuple[float, int, float]):
     ids = session.encode(PROMPTS[prompt])
     sampling = SamplingParams(*values, SEEDS[len(prompt) % 3])
     plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
     for lookahead in range(1, session.manifest.lookahead.length + 1):
         assert_same_text(session, ids, options(sampling, "fused", lookahead), plain)
-    for plan, draft in zip(("fused", "fused", "two-pass", "auto"), DRAFTS, strict=True):
+    drafts = (("fused", "both"), ("fused", "ngram"), ("two-pass", "both"), ("auto", None))
+    for plan, draft in drafts:
         assert_same_text(session, ids, options(sampling, plan, draft=draft), plain)
 
 
@@ -115,7 +117,7 @@ def test_every_group_shape_is_plain_decoding(session: Session, data: st.DataObje
 
 
 @pytest.mark.parametrize("values", [(0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)], ids=str)
-def test_the_seed_decides_sampled_text_alone(session: Session, values: tuple[float, int, float]):
+def test_the_seed_alone_decides_a_sampled_text(session: Session, values: tuple[float, int, float]):
     prompt = session.encode(PROMPTS["text"])
     requests = [options(SamplingParams(*values, seed), "two-pass") for seed in range(6)]
     texts, again = (
@@ -126,7 +128,7 @@ def test_the_seed_decides_sampled_text_alone(session: Session, values: tuple[flo
 
 
 def test_earlier_requests_of_a_session_change_nothing(session: Session):
-    jobs = [
+    requests = [
         (session.encode(prompt), options(SamplingParams(*values, seed=3), plan, lookahead))
         for prompt in PROMPTS.values()
         for values, plan, lookahead in [
@@ -137,21 +139,22 @@ def test_earlier_requests_of_a_session_change_nothing(session: Session):
             ((0.0, 0, 1.0), "fused:2,0,1", None),
         ]
     ]
-    forwards = [run_tokens(session, *job).token_ids for job in jobs]
-    backwards = [run_tokens(session, *job).token_ids for job in reversed(jobs)]
-    assert backwards[::-1] == forwards
+    texts = [run_tokens(session, *request).token_ids for request in requests]
+    in_reverse = [run_tokens(session, *request).token_ids for request in reversed(requests)]
+    assert in_reverse[::-1] == texts
 
 
 def test_a_cancelled_request_does_not_change_the_next(session: Session):
     prompt = session.encode(PROMPTS["text"])
     request = options(SamplingParams(1.0, seed=5), "two-pass")
     expected = run_tokens(session, prompt, request).token_ids
-    for passes in range(1, 5):  # the last one drafts, or verifies
+    for passes in range(1, 5):  # so that the last pass drafts in some turns, and verifies in others
         stream = session.generate_ids(session.encode(PROMPTS["bytes"]), request)
         for _, _ in zip(range(passes), stream, strict=False):
             pass
         stream.cancel()
-        assert stream.result().finish_reason in ("cancelled", "length")  # if it was written already
+        # "length": all tokens were written before it was cancelled.
+        assert stream.result().finish_reason in ("cancelled", "length")
         assert run_tokens(session, prompt, request).token_ids == expected
 
 
@@ -159,14 +162,14 @@ def test_a_cancelled_request_does_not_change_the_next(session: Session):
 def test_a_reused_prefix_changes_nothing(
     bundle: Path, session: Session, values: tuple[float, int, float]
 ):
-    """In a conversation, in which a prompt is the last prompt, its answer and a new message."""
+    """In a conversation each prompt is the last prompt, its answer, and a new message."""
     sampling = SamplingParams(*values, seed=11)
     fast = options(sampling, "two-pass", reuse_prefix=True)
     prompt = session.encode(PROMPTS["code"])
     for turn in range(4):
         plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
         assert_same_text(session, prompt, fast, plain)
-        # After the answer the cache holds K/V of rejected drafts, which no turn may read.
+        # After the answer the cache has K/V of rejected drafts, which the next turn must not read.
         kept = len(prompt)
         prompt = [*prompt, *plain, *session.encode(f"turn {turn}")]
         fresh = load(bundle, "cpu", threads=1)
@@ -180,8 +183,8 @@ def test_a_prompt_reuses_the_whole_blocks_before_its_first_new_token(session: Se
     fast = options(SamplingParams(1.0, seed=4), "two-pass", reuse_prefix=True)
     prompt = session.encode(PROMPTS["long"])
     other = [*prompt[:100], 5, 6, 7]
-    with load(session.backend.bundle, "cpu", threads=1, prefix_cache=False) as anew:
-        plain = run_tokens(anew, other, options(fast.sampling, "ar")).token_ids
+    with load(session.backend.bundle, "cpu", threads=1, prefix_cache=False) as uncached:
+        plain = run_tokens(uncached, other, options(fast.sampling, "ar")).token_ids
     run_tokens(session, prompt, fast)
     reusing = run_tokens(session, other, fast)
     assert reusing.stats.cached_tokens == 96
@@ -189,8 +192,8 @@ def test_a_prompt_reuses_the_whole_blocks_before_its_first_new_token(session: Se
 
 
 @pytest.mark.slow
-def test_growing_the_cache_changes_nothing(bundle: Path):
-    """With 600 new tokens the cache moves to larger buffers twice."""
+def test_a_growing_cache_changes_nothing(bundle: Path):
+    """With 600 new tokens the KV cache moves to larger buffers twice."""
     session = load(bundle, "cpu", threads=1)
     prompt = session.encode(PROMPTS["text"])
     for sampling in (SamplingParams(), SamplingParams(1.0, seed=2)):

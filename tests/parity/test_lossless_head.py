@@ -1,5 +1,5 @@
 """With a draft head that chooses from a part of the vocabulary, every plan writes the text of plain
-decoding. (In `test_lossless` the head chooses from a whole small vocabulary.)"""
+decoding. (In test_lossless.py the vocabulary is so small that the head chooses from all of it.)"""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from same_text import assert_same_text
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 PLANS = [
-    *((mode, n) for mode in ("two-pass", "fused") for n in (1, 2, 4)),
+    *((mode, lookahead) for mode in ("two-pass", "fused") for lookahead in (1, 2, 4)),
     ("fused:3,1,0,2", 4),
     ("auto", None),
 ]
+"""Modes, and look-aheads."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def options(sampling: SamplingParams, plan: str, lookahead: int | None = None) -
     return GenerateOptions(24, sampling, plan=plan, lookahead=lookahead, ignore_eos=True)
 
 
-def check(session: Session, sampling: SamplingParams) -> None:
+def check_plans(session: Session, sampling: SamplingParams) -> None:
+    """Assert that all of PLANS write the text of plain decoding."""
     prompt = session.encode("The quick brown fox jumps over")
     plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
     for plan, lookahead in PLANS:
@@ -42,20 +44,20 @@ def check(session: Session, sampling: SamplingParams) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "sample", "truncated"])
 def test_every_plan_is_plain_decoding(session: Session, sampling: SamplingParams):
-    check(session, sampling)
+    check_plans(session, sampling)
 
 
 def test_greedy_text_with_the_rejection_rule_is_plain_decoding(rejecting: Session):
-    check(rejecting, SAMPLING[0])
+    check_plans(rejecting, SAMPLING[0])
 
 
 @pytest.mark.parametrize("sampling", SAMPLING[1:], ids=["sample", "truncated"])
 def test_sampled_text_with_the_rejection_rule_is_repeatable(
     rejecting: Session, sampling: SamplingParams
 ):
-    """The tests of the tails compare its distribution."""
+    """The text is not that of plain decoding. The tests of the tails compare distributions."""
     prompt = rejecting.encode("The quick brown fox jumps over")
-    for plan, lookahead in PLANS[:-1]:
+    for plan, lookahead in PLANS[:-1]:  # not `auto`, whose plans depend on the time
         request = options(sampling, plan, lookahead)
         tokens, again = (run_tokens(rejecting, prompt, request).token_ids for _ in range(2))
         assert len(tokens) == 24 and max(tokens) < 1024

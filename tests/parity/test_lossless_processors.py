@@ -21,6 +21,7 @@ PLANS = [
     ("fused:3,1,0,2", None),
     ("two-pass", "ngram"),
 ]
+"""Modes, and where drafts come from."""
 CONSTRAINTS = [
     None,
     Constraint(regex="(ab|cd|[0-9]{2,5}){1,30}"),
@@ -79,13 +80,13 @@ def test_every_plan_writes_what_plain_decoding_writes(
     ids = session.encode(prompt)
     plain = run_tokens(session, ids, GenerateOptions(plan="ar", **request))
     plan, draft = data.draw(st.sampled_from(PLANS))
-    fast = run_tokens(session, ids, GenerateOptions(plan=plan, draft=draft, **request))
-    assert fast.token_ids == plain.token_ids
-    assert fast.finish_reason == plain.finish_reason
-    check(session, request, plain.token_ids, plain.finish_reason)
+    drafted = run_tokens(session, ids, GenerateOptions(plan=plan, draft=draft, **request))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.finish_reason == plain.finish_reason
+    check_text(session, request, plain.token_ids, plain.finish_reason)
 
 
-def check(session: Session, request: dict, tokens: list[int], reason: str) -> None:
+def check_text(session: Session, request: dict, tokens: list[int], reason: str) -> None:
     """Assert that the text follows the constraint, the bad words and the allowed tokens."""
     ends = session.manifest.model.eos_token_ids
     text = session.tokenizer.decode([token for token in tokens if token not in ends])
@@ -126,7 +127,7 @@ def test_a_token_that_a_grammar_forces_is_a_draft(session: Session):
         assert "grammar" in {token.source for token in results[plan].tokens}
 
 
-def test_penalties_count_the_newest_token_without_drafts_too(random_bundle: Path):
+def test_penalties_count_the_newest_token_if_drafts_are_turned_off(random_bundle: Path):
     options = GenerateOptions(60, SamplingParams(frequency_penalty=1.5), ignore_eos=True)
     with load(random_bundle, "cpu", threads=1) as session:
         expected = session.generate("a", replace(options, plan="ar")).result().token_ids
@@ -139,6 +140,7 @@ def test_penalties_count_the_newest_token_without_drafts_too(random_bundle: Path
 def test_the_rejection_rule_draws_allowed_tokens_as_often_as_plain_decoding(
     rejection_bundle: Path, plan: str
 ):
+    """30 texts of 40 tokens are drawn from two letters, with every plan and by plain decoding."""
     with load(rejection_bundle, "cpu", threads=1, max_batch_size=4) as session:
         letters = [session.tokenizer.token_to_id(letter) for letter in ("a", "b")]
         assert None not in letters
@@ -151,8 +153,9 @@ def test_the_rejection_rule_draws_allowed_tokens_as_often_as_plain_decoding(
         plain = token_counts(session, [replace(each, plan="ar") for each in options])
         counts = token_counts(session, options)
     assert set(counts) <= set(letters)
-    shares = [each[letters[0]] / each.total() for each in (plain, counts)]
-    assert abs(shares[0] - shares[1]) < 0.07, shares  # 3.4 standard deviations of 1200 draws
+    share, plain_share = (each[letters[0]] / each.total() for each in (counts, plain))
+    # 3.4 standard deviations of the difference between two shares of 1200 draws.
+    assert abs(share - plain_share) < 0.07
 
 
 def token_counts(session: Session, options: list[GenerateOptions]) -> Counter[int]:

@@ -28,15 +28,16 @@ def session(subset_bundle: Path) -> Session:
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the window rows of accepted drafts whose K/V are moved."""
+    """Return a list that gets the window rows of accepted drafts whose K/V are moved, as they are
+    from a second choice on."""
     moved_rows: list[int] = []
     keep_rows = KVCache.keep_rows
 
-    def watched(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
+    def keep_and_record(self: KVCache, slot: int, length: int, rows: list[int]) -> None:
         moved_rows.extend(row for index, row in enumerate(rows) if row != index)
         keep_rows(self, slot, length, rows)
 
-    monkeypatch.setattr(KVCache, "keep_rows", watched)
+    monkeypatch.setattr(KVCache, "keep_rows", keep_and_record)
     return moved_rows
 
 
@@ -64,12 +65,12 @@ def test_auto_takes_no_trees_where_activations_are_rounded_to_8_bits(
     backend = OrtBackend(subset_bundle, manifest, "cpu", threads=1)
     backend.capabilities = replace(backend.capabilities, rounds_activations=rounded)
     with load_verified(subset_bundle, manifest, LoadOptions(), backend=backend) as session:
-        found = session.tuner(SamplingParams()).candidates(manifest.lookahead.length)
-        assert any(candidate.cycle.is_tree for candidate in found) != rounded
+        candidates = session.tuner(SamplingParams()).candidates(manifest.lookahead.length)
+        assert any(candidate.cycle.is_tree for candidate in candidates) != rounded
 
 
 def test_a_named_tree_is_refused_where_activations_are_rounded_to_8_bits(rounding_bundle: Path):
-    """It could change the text of its own request, and of every other one in the batch."""
+    """A tree could change the texts of all requests that are decoded together."""
     for slots in (1, 2):
         with load(rounding_bundle, "cpu", threads=1, max_batch_size=slots) as session:
             assert session.backend.capabilities.trees
@@ -94,28 +95,29 @@ def test_the_cache_is_that_of_plain_decoding(session: Session, moved: list[int])
 
 def test_requests_for_log_probabilities_are_decoded_with_chains(session: Session, moved: list[int]):
     prompt = session.encode("A fox")
-    plain, found = (
+    plain, with_tree = (
         session.generate_ids(
             prompt, GenerateOptions(24, plan=plan, ignore_eos=True, logprobs=2)
         ).result()
         for plan in ("ar", "tree-8")
     )
-    assert found.token_ids == plain.token_ids and not moved
-    for one, other in zip(found.tokens, plain.tokens, strict=True):
-        assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
+    assert with_tree.token_ids == plain.token_ids and not moved
+    for token, expected in zip(with_tree.tokens, plain.tokens, strict=True):
+        assert token.logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-4)
 
 
 def passes_of(session: Session) -> list[tuple[bool, set[str]]]:
-    """Return a list that grows by every pass: whether its plan is a tree, and the modes of its
-    requests."""
+    """Return a list that gets a pair for each pass of a session: whether its plan is a tree, and
+    the modes of its requests."""
     runner, passes = session._scheduler.runner, []
     run = runner.run
 
-    def watched(plan, drafts):
-        passes.append((bool(plan.parents), {slot.current.request.mode for slot in runner.decoding}))
+    def run_and_record(plan, drafts):
+        modes = {slot.current.request.mode for slot in runner.decoding}
+        passes.append((bool(plan.parents), modes))
         return run(plan, drafts)
 
-    runner.run = watched
+    runner.run = run_and_record
     return passes
 
 
@@ -125,8 +127,8 @@ def passes_of(session: Session) -> list[tuple[bool, set[str]]]:
 def test_a_pass_is_a_tree_only_if_all_its_requests_take_one(
     subset_bundle: Path, moved: list[int], others: list[str]
 ):
-    """A batch of four slots decodes seven requests of different lengths, of which three have
-    `others` as their modes."""
+    """Four slots decode seven requests of different lengths: three have the modes `others`, and the
+    rest take trees."""
     prompts = [f"The number {i} is" for i in range(7)]
     plans = ["tree-5", "tree-5", others[0], "tree-16", others[1], others[2], "tree-5"]
     options = [
@@ -138,20 +140,19 @@ def test_a_pass_is_a_tree_only_if_all_its_requests_take_one(
     with load(subset_bundle, "cpu", threads=1, max_batch_size=4) as batched:
         passes = passes_of(batched)
         together = [
-            stream.result().token_ids
-            for stream in [batched.generate(p, o) for p, o in zip(prompts, options, strict=True)]
+            stream.result().token_ids for stream in list(map(batched.generate, prompts, options))
         ]
         alone = [
-            batched.generate(p, replace(o, plan="ar")).result().token_ids
-            for p, o in zip(prompts, options, strict=True)
+            batched.generate(prompt, replace(each, plan="ar")).result().token_ids
+            for prompt, each in zip(prompts, options, strict=True)
         ]
     assert together == alone
-    trees = [names for tree, names in passes if tree]
-    assert all(name.startswith(("tree", "auto")) for names in trees for name in names)
+    modes_of_trees = [modes for is_tree, modes in passes if is_tree]
+    assert all(mode.startswith(("tree", "auto")) for modes in modes_of_trees for mode in modes)
     if "auto" in others:
-        assert moved and len(trees) > 10
-    mixed = any(not tree and {"tree-5", others[0]} <= names for tree, names in passes)
-    assert mixed == ("ar" in others)
+        assert moved and len(modes_of_trees) > 10
+    mixed_chains = any(not is_tree and {"tree-5", others[0]} <= modes for is_tree, modes in passes)
+    assert mixed_chains == ("ar" in others)
 
 
 def test_a_tree_writes_up_to_the_end_of_the_capacity(subset_bundle: Path):

@@ -1,5 +1,5 @@
-"""The prefix store keeps the cache entries of slots that another text takes: exactly, within its
-budget, and those used last."""
+"""The prefix store saves the cache entries of a text when another text takes its slot: unchanged,
+within a budget of bytes, and those that were used last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from same_text import cache_entries
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 400).tolist()
 CAPACITY, ROOM = 256, 400
-"""The capacity of a slot, and the tokens that fit into the budget."""
+"""The KV capacity of a slot, and how many tokens fit into the budget."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,8 @@ def backend(tiny_bundle: Path) -> Iterator[OrtBackend]:
 
 
 def write(backend: OrtBackend, slot: int, values: np.ndarray) -> None:
-    """Set every number of a cache entry of `slot` to its value, plus the number of its tensor."""
+    """Fill the first cache entries of `slot`, each with one of `values` [entries] plus the number
+    of the tensor (0 to 2 * layers - 1)."""
     _, heads, capacity, size = backend.cache.shape(1)
     for number, (_, address) in enumerate(backend.cache.addresses(slot)):
         entries = np.zeros((heads, capacity, size), backend.cache.dtype)
@@ -46,45 +47,52 @@ def write(backend: OrtBackend, slot: int, values: np.ndarray) -> None:
         backend.memory.upload(address, entries)
 
 
-Salted = tuple[list[int], str]
-texts = st.tuples(st.integers(0, 4), st.integers(1, 120), st.integers(0, 3)).map(
-    lambda drawn: [drawn[0]] * drawn[1] + [9] * (40 * drawn[2])
+SaltedText = tuple[list[int], str]
+# Often two texts begin alike, or one is the beginning of the other.
+texts = st.builds(
+    lambda token, count, ends: [token] * count + [9] * (40 * ends),
+    st.integers(0, 4),
+    st.integers(1, 120),
+    st.integers(0, 3),
 )
-salted = st.tuples(texts, st.sampled_from(["", "a"]))
+salted_texts = st.tuples(texts, st.sampled_from(["", "a"]))
 
 
 def entries_of(text: list[int], salt: str) -> np.ndarray:
-    """Return the values of a text's entries. As in a model, they depend on all tokens up to the
-    entry; they also depend on the salt, so that an entry of another salt is noticed."""
+    """Return a value for each cache entry of a text: it depends on all tokens up to the entry, as
+    in a model, and on the salt, so that an entry of another salt is noticed."""
     return np.cumsum(text).astype(np.float32) + 1000 * len(salt)
 
 
 @settings(max_examples=60, deadline=None)
-@given(saved=st.lists(salted, max_size=8), prompts=st.lists(salted, min_size=1, max_size=4))
+@given(
+    saved=st.lists(salted_texts, max_size=8), prompts=st.lists(salted_texts, min_size=1, max_size=4)
+)
 def test_saved_entries_are_loaded_for_prompts_that_begin_alike(
-    backend: OrtBackend, saved: list[Salted], prompts: list[Salted]
+    backend: OrtBackend, saved: list[SaltedText], prompts: list[SaltedText]
 ):
     budget = backend.cache.saved_bytes(ROOM)
-    store, before = PrefixStore(backend.cache, backend.memory, budget), len(backend.memory._blocks)
+    store = PrefixStore(backend.cache, backend.memory, budget)
+    block_count = len(backend.memory._blocks)
     for text, salt in saved:
         write(backend, 0, entries_of(text, salt))
         store.save(0, text, salt)
         assert store.used <= budget
-        found, count = store.match(text, salt)
+        prefix, count = store.match(text, salt)
         if MIN_SAVED_TOKENS <= len(text) <= ROOM:
-            assert found is not None and count == len(text), "the text saved last is kept"
+            assert prefix is not None and count == len(text), "the text saved last is kept"
     for prompt, salt in prompts:
-        found, count = store.match(prompt, salt)
-        if found is None:
+        prefix, count = store.match(prompt, salt)
+        if prefix is None:
             continue
         write(backend, 1, np.zeros(1, np.float32))
-        store.load(found, 1, count)
+        store.load(prefix, 1, count)
         write(backend, 0, entries_of(prompt, salt))
         assert np.array_equal(*(cache_entries(backend, count, slot) for slot in (1, 0)))
-        assert count == common_prefix(found.tokens, prompt)
-    for one in list(store._saved):
-        store._drop(one)
-    assert len(backend.memory._blocks) == before and store.used == 0
+        assert count == common_prefix(prefix.tokens, prompt)
+    for prefix in list(store._saved):
+        store._drop(prefix)
+    assert len(backend.memory._blocks) == block_count and store.used == 0
 
 
 def test_the_text_used_longest_ago_is_dropped(backend: OrtBackend):
@@ -105,20 +113,20 @@ def test_the_text_used_longest_ago_is_dropped(backend: OrtBackend):
 
 
 def tokens_read(session: Session, prompt: list[int]) -> int:
-    """Return how many tokens of `prompt` were not in the cache."""
+    """Send a request, and return how many tokens of its prompt were not in the cache."""
     done = session.generate_ids(prompt, GenerateOptions(3, plan="ar", ignore_eos=True)).result()
     return len(prompt) - done.stats.cached_tokens
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_short_requests_do_not_cost_a_long_prompt(tiny_bundle: Path, slots: int):
-    """Its entries are in the store after short requests took its slot and the cache shrank."""
+def test_a_long_prompt_is_still_cached_after_short_requests(tiny_bundle: Path, slots: int):
+    """Short requests take its slot, and the KV cache shrinks."""
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=slots) as session:
         assert tokens_read(session, [*PROMPT, 5]) == 401
         for number in range(4):
             assert tokens_read(session, [*PROMPT[:3], 7, number]) >= 1
             assert tokens_read(session, [6, number, 8]) >= 1
-        assert tokens_read(session, [*PROMPT, 9, 9]) == 2  # 400 are 25 blocks
+        assert tokens_read(session, [*PROMPT, 9, 9]) == 2  # 400 tokens are 25 whole blocks
         conversation = [*PROMPT, 11]
         for turn in range(3):
             assert tokens_read(session, [*conversation, turn]) == 2 + turn
@@ -126,11 +134,10 @@ def test_short_requests_do_not_cost_a_long_prompt(tiny_bundle: Path, slots: int)
             conversation.append(turn)
 
 
-def test_a_prompt_is_read_again_if_there_was_no_memory_to_save_it(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_prompt_is_read_again_if_there_was_no_memory_to_save_it(tiny_bundle: Path):
     with load(tiny_bundle, "cpu", threads=1) as session:
         assert tokens_read(session, [*PROMPT, 5]) == 401
+        # A size that the budget allows, but no memory has.
         session.backend.cache.saved_bytes = lambda _: 1 << 60
         session._scheduler.runner._store._budget = 1 << 61
         tokens_read(session, [6, 7, 8])

@@ -31,31 +31,34 @@ PROMPTS = [
     for line in (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ][::8]
 TOKENS = 24
+# Modes, and look-aheads.
 PLANS = (("two-pass", 1), ("two-pass", 4), ("fused", 2), ("fused", 4), ("auto", None))
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[int], list[int]]]:
-    """Return prompts and their greedy texts by transformers."""
+    """Return the token ids of each prompt and of its greedy text by transformers."""
     import torch
 
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
 
-    loaded, found = load_model(resolve(MODEL), "fp32"), []
+    loaded, texts = load_model(resolve(MODEL), "fp32"), []
     for prompt in PROMPTS:
         batch = loaded.tokenizer(prompt, return_tensors="pt")
         with torch.no_grad():
-            plain = {"do_sample": False, "repetition_penalty": 1.0}  # the model's own is not 1
-            out = loaded.model.generate(**batch, **plain, max_new_tokens=TOKENS)
+            # The penalty in the model's generation_config.json is not 1.
+            greedy = {"do_sample": False, "repetition_penalty": 1.0}
+            out = loaded.model.generate(**batch, **greedy, max_new_tokens=TOKENS)
         prompt_ids = batch["input_ids"][0].tolist()
-        found.append((prompt_ids, out[0, len(prompt_ids) :].tolist()))
-    return found
+        texts.append((prompt_ids, out[0, len(prompt_ids) :].tolist()))
+    return texts
 
 
 @pytest.fixture(scope="module")
 def session(expected: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """Open the bundle. Needs `expected` first, so that torch's copy of the weights is gone."""
+    """Export and open the bundle. `expected` goes first, so that torch's copy of the weights is
+    freed before."""
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
 
@@ -85,8 +88,8 @@ def test_every_plan_is_plain_decoding(session: Session, temperature: float):
         options = GenerateOptions(TOKENS, sampling, plan="ar", ignore_eos=True)
         plain = run_tokens(session, prompt, options).token_ids
         for plan, lookahead in PLANS:
-            fast = replace(options, plan=plan, lookahead=lookahead)
-            stream = run_tokens(session, prompt, fast)
+            with_drafts = replace(options, plan=plan, lookahead=lookahead)
+            stream = run_tokens(session, prompt, with_drafts)
             accepted += stream.stats.accepted
-            assert_same_text(session, prompt, fast, plain, stream.token_ids)
+            assert_same_text(session, prompt, with_drafts, plain, stream.token_ids)
     assert accepted > 0

@@ -1,4 +1,4 @@
-"""Random models of every family, as directories and as .gguf files, load and decode as in
+"""Random models of every family, as directories and as .gguf files, have the logits and texts of
 transformers, or are refused in one line."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MESSAGES = [
 ]
 TOKENS = 12
 STREAMED = ("metaspace", "wordpiece")
-"""Tokenizers without byte tokens, so that every text can be compared while it is written."""
+"""Kinds of tokenizers without byte tokens: a text never ends in the middle of a character."""
 REFUSALS = (
     "rope_freqs.weight",
     "rotary type 'dynamic'",
@@ -43,65 +43,66 @@ REFUSALS = (
     "tokenizer.ggml.model = 't5'",
     "add_space_prefix",
 )
+"""Settings for which an export may refuse a model, as its errors name them."""
 EXAMPLES = int(os.environ.get("LOADING_EXAMPLES", 60))
 OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 
 
 @contextmanager
 def saved(case: Case) -> Iterator[tuple[Path, Path]]:
-    """Save the model; give its directory, and the path to load: the directory or a .gguf file."""
+    """Save the model; give its directory, and what is exported: the directory, or a .gguf file."""
     with tempfile.TemporaryDirectory() as folder:
-        directory = save(case, Path(folder) / "model")
-        yield (
-            directory,
-            save_gguf(case, directory, Path(folder) / "model.gguf") if case.as_gguf else directory,
-        )
+        directory = source = save(case, Path(folder) / "model")
+        if case.as_gguf:
+            source = save_gguf(case, directory, Path(folder) / "model.gguf")
+        yield directory, source
 
 
-def refused(error: PassError) -> str:
+def refused_setting(error: PassError) -> str:
     """Return the setting of REFUSALS that the error names. Assert that the error is one line."""
-    found = [name for name in REFUSALS if name in str(error)]
-    assert len(str(error).splitlines()) == 1 and found, error
-    return found[0]
+    settings = [name for name in REFUSALS if name in str(error)]
+    assert len(str(error).splitlines()) == 1 and settings, error
+    return settings[0]
 
 
 def reference(case: Case, directory: Path) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a .gguf file; for a directory, the one that transformers loads."""
-    made = tokenizer_of(case)
-    return made if case.as_gguf else AutoTokenizer.from_pretrained(directory)
+    """Return the tokenizer to compare with: for a .gguf file as it was made, for a directory as
+    transformers loads it."""
+    return tokenizer_of(case) if case.as_gguf else AutoTokenizer.from_pretrained(directory)
 
 
 def check_loading(case: Case) -> str:
-    """Return "equal", or the setting for which the model was refused."""
+    """Compare token ids and logits with those of transformers. Return "equal", or the setting for
+    which the model is refused."""
     with saved(case) as (directory, source):
         try:
             loaded = load_model(resolve(str(source)), "fp32")
         except PassError as error:
-            return refused(error)
+            return refused_setting(error)
         tokenizer = reference(case, directory)
         ids = tokenizer(TEXT, return_tensors="pt").input_ids
         assert loaded.tokenizer(TEXT).input_ids == ids[0].tolist()
         assert loaded.eos_token_ids == (2, tokenizer.convert_tokens_to_ids("<|im_end|>"))
         expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-        long = ids.repeat(1, 2)
+        long_ids = ids.repeat(1, 2)
         with torch.no_grad():
-            torch.testing.assert_close(
-                loaded.model(long).logits, expected(long).logits, rtol=1e-4, atol=1e-4
-            )
+            logits, expected_logits = loaded.model(long_ids).logits, expected(long_ids).logits
+        torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
     return "equal"
 
 
 def check_decoding(case: Case) -> str:
-    """Return "equal", or the setting for which the model was refused."""
+    """Export the model, and compare texts with those of transformers. Return "equal", or the
+    setting for which the model is refused."""
     with saved(case) as (directory, source):
         try:
             bundle = export_bundle(source, directory.with_name("bundle"), lookahead=1)
         except PassError as error:
-            return refused(error)
+            return refused_setting(error)
         tokenizer = reference(case, directory)
         prompt = tokenizer(TEXT).input_ids
         expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-        theirs = greedy_text(expected, prompt, TOKENS)
+        expected_ids = greedy_text(expected, prompt, TOKENS)
         with load(bundle, "cpu", threads=1) as session:
             assert session.encode(TEXT) == prompt
             chat = tokenizer.apply_chat_template(
@@ -109,15 +110,16 @@ def check_decoding(case: Case) -> str:
             )
             assert session.encode_chat(MESSAGES) == chat
             options = GenerateOptions(max_new_tokens=TOKENS, ignore_eos=True)
-            ours = run_tokens(session, prompt, options).token_ids
-            assert_same_text(session, prompt, options, theirs, ours)
-            ours_as_text, before, whole = (
+            ids = run_tokens(session, prompt, options).token_ids
+            assert_same_text(session, prompt, options, expected_ids, ids)
+            text, prompt_text, whole_text = (
                 tokenizer.decode(each, skip_special_tokens=True)
-                for each in (ours, prompt, [*prompt, *ours])
+                for each in (ids, prompt, [*prompt, *ids])
             )
-            assert session.tokenizer.decode(ours) == ours_as_text
+            assert session.tokenizer.decode(ids) == text
             if case.tokenizer in STREAMED:
-                assert session.generate(prompt, options).result().text == whole.removeprefix(before)
+                streamed = session.generate(prompt, options).result().text
+                assert streamed == whole_text.removeprefix(prompt_text)
     return "equal"
 
 
@@ -138,14 +140,14 @@ def test_a_random_model_decodes_as_in_transformers(case: Case):
 @pytest.mark.slow
 @pytest.mark.seldom
 @pytest.mark.timeout(0)
-def test_many_random_models():
+def test_many_random_models_decode_as_in_transformers():
     """Decode LOADING_EXAMPLES models, and print how many were refused for which setting."""
-    found: Counter[str] = Counter()
+    results: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, **OPTIONS)
     @given(cases())
-    def each(case: Case) -> None:
-        found[check_decoding(case)] += 1
+    def decode(case: Case) -> None:
+        results[check_decoding(case)] += 1
 
-    each()
-    print(*found.most_common(), sep="\n")
+    decode()
+    print(*results.most_common(), sep="\n")

@@ -1,5 +1,5 @@
-"""On the CPU every window writes the same bits of a token's K/V, so prompts that begin alike share
-cache entries."""
+"""On the CPU every window writes the same bits of a token's K/V. So prompts that begin alike can
+share cache entries, and no text changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from same_text import cache_entries
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 150).tolist()
 EXAMPLES = itertools.count()
+"""Numbers that make the salts of each example of hypothesis new."""
 CHUNKS = {"64": [64, 64], "16": [16] * 8, "1": [1] * 128, "ragged": [10, 64, 3, 40, 11]}
+"""Lengths of chunks, 128 tokens in all."""
 
 
 @pytest.fixture(scope="module", params=["full", "int8", "int4", "w8a8"])
@@ -30,7 +32,7 @@ def bundle(request: pytest.FixtureRequest, in_format: Callable[[str], Path]) -> 
 
 
 def prefilled(bundle: Path, chunks: list[int], slots: int, slot: int) -> np.ndarray:
-    """Return the cache entries of a prompt that is read in chunks of these lengths."""
+    """Return the cache entries of PROMPT, when it is read in chunks of these lengths."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     assert backend.capabilities.same_entries
     backend.resize(512, [0] * slots)
@@ -77,6 +79,7 @@ def sessions(subset_bundle: Path) -> tuple[Session, Session]:
 
 
 def written(session: Session, requests: list[tuple[list[int], GenerateOptions]]) -> list[list[int]]:
+    """Return the tokens of requests that all begin in the same step."""
     streams = session._worker.call(lambda: [session.generate_ids(*request) for request in requests])
     return [stream.result().token_ids for stream in streams]
 
@@ -87,7 +90,7 @@ def written(session: Session, requests: list[tuple[list[int], GenerateOptions]])
 def test_texts_are_the_same_with_and_without_the_prefix_cache(
     sessions: tuple[Session, Session], data: st.DataObject
 ):
-    """Prompts that begin alike, together and one after another, with any plan."""
+    """Prompts begin alike. Three requests at a time are decoded together, with any plans."""
     requests = []
     for _ in range(data.draw(st.integers(1, 6))):
         shared = PROMPT[: data.draw(st.integers(0, 100))]
@@ -97,8 +100,8 @@ def test_texts_are_the_same_with_and_without_the_prefix_cache(
         sampling = SamplingParams(temperature, seed=seed)
         options = GenerateOptions(12, sampling, plan=plan, ignore_eos=True)
         requests.append(([*shared, *own], options))
-    on, off = (written(session, requests) for session in sessions)
-    assert on == off
+    cached, uncached = (written(session, requests) for session in sessions)
+    assert cached == uncached
 
 
 def test_prompts_share_whole_blocks(tiny_bundle: Path):
@@ -117,13 +120,13 @@ def test_prompts_share_whole_blocks(tiny_bundle: Path):
 
 
 def test_the_last_token_of_an_answer_is_not_in_the_cache(tiny_bundle: Path):
-    """It was never a root, so its K/V were never written."""
-    for length, reused in ((107, 96), (108, 112)):
+    """The last token was never a root, so its K/V were not written."""
+    for length, cached_tokens in ((107, 96), (108, 112)):  # of 111 and 112 entries
         prompt, options = PROMPT[:length], GenerateOptions(5, plan="ar", ignore_eos=True)
         with load(tiny_bundle, "cpu", threads=1) as session:
             answer = session.generate_ids(prompt, options).result().token_ids
             again = session.generate_ids([*prompt, *answer, 9], GenerateOptions(1)).result()
-            assert again.stats.cached_tokens == reused
+            assert again.stats.cached_tokens == cached_tokens
 
 
 def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
@@ -139,7 +142,8 @@ def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
 def test_requests_share_whole_blocks_with_requests_of_their_salt_alone(
     sessions: tuple[Session, Session], data: st.DataObject
 ):
-    """Together and one after another: from slots in use, free slots and the prefix store."""
+    """Requests come together and one after another, so that entries come from slots in use, from
+    free slots, and from the prefix store."""
     session, example = sessions[0], next(EXAMPLES)
     seen: dict[str, list[list[int]]] = {}
     for _ in range(data.draw(st.integers(1, 3))):
@@ -165,9 +169,10 @@ def test_requests_share_whole_blocks_with_requests_of_their_salt_alone(
 
 
 def test_guessing_a_token_of_another_prompt_shows_nothing(tiny_bundle: Path):
-    """A client that knows a prompt up to the middle of a block guesses its next token: the count of
-    cached tokens is the same for a right guess. With another salt, so it is for whole blocks."""
-    secret = PROMPT[100:108]
+    """A client knows the beginning of a prompt, and guesses its next tokens. The count of cached
+    tokens tells that a guess is right only for a whole block, and with another salt not even then.
+    """
+    secret = PROMPT[100:108]  # from the middle of a block to its end
     options = GenerateOptions(1, plan="ar")
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         session.generate_ids([*PROMPT[:40], *secret, 5, 6], options).result()
@@ -177,24 +182,26 @@ def test_guessing_a_token_of_another_prompt_shows_nothing(tiny_bundle: Path):
             done = session.generate_ids([*PROMPT[:40], *guess, 7], salted).result()
             return done.stats.cached_tokens
 
-        for right in range(8):
-            assert cached_tokens([*secret[:right], 3]) == 32
+        for right_tokens in range(8):
+            assert cached_tokens([*secret[:right_tokens], 3]) == 32
         assert cached_tokens(secret) == 48
         assert cached_tokens(secret, "another") == 0
 
 
 def test_a_shrinking_cache_keeps_the_sequences_that_are_decoded(tiny_bundle: Path):
-    """The cache shrinks when a short request follows a long one. Later prompts still share the
+    """The cache shrinks when a short request follows a long one. A later prompt still shares the
     entries of the sequence that was decoded beside them."""
     prompt = PROMPT[50:90]
     requests = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         capacities: list[int] = []
         resize = session.backend.resize
-        session.backend.resize = lambda capacity, lengths: (
-            capacities.append(capacity),
-            resize(capacity, lengths),
-        )[1]
+
+        def resize_and_record(capacity, lengths):
+            capacities.append(capacity)
+            resize(capacity, lengths)
+
+        session.backend.resize = resize_and_record
         options = [GenerateOptions(count, plan="ar", ignore_eos=True) for _, count in requests]
         prompts = [ids for ids, _ in requests]
         texts = written(session, list(zip(prompts, options, strict=True)))
@@ -206,7 +213,7 @@ def test_a_shrinking_cache_keeps_the_sequences_that_are_decoded(tiny_bundle: Pat
 
 @pytest.mark.parametrize("reuse_prefix", [False, True])
 def test_entries_of_second_choices_are_not_shared(subset_bundle: Path, reuse_prefix: bool):
-    """The K/V of a tree's second choice have other last bits than those of a prefill."""
+    """The K/V of a tree's second choice have other last bits than those that a prefill writes."""
     after = GenerateOptions(1, plan="ar", reuse_prefix=reuse_prefix)
     with load(subset_bundle, "cpu", threads=1) as session:
         prompt = session.encode("The quick brown fox jumps over")

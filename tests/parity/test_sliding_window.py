@@ -1,5 +1,5 @@
-"""Layers with a sliding window, on texts longer than the window: some layers of Gemma3, and all of
-Mistral."""
+"""Layers with a sliding window, on texts longer than it: some layers of Gemma3, and all of Mistral.
+The window of a pass, which consists of query rows, is another thing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from trunk_feeds import trunk_feed
 pytestmark = pytest.mark.slow
 
 WINDOW, TEXT, CAPACITY = 24, 90, 128
-RELATIVE_ERROR = 2e-5  # as in test_families.py
+"""All in tokens. WINDOW: what a layer with a sliding window sees."""
+RELATIVE_ERROR = 2e-5
+"""Ten times the error of float32 sums in another order."""
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -71,15 +73,16 @@ def base(model: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
-def tokens(count: int) -> np.ndarray:
+def random_text(count: int) -> np.ndarray:
+    """Return random token ids [1,count], the same ones every time."""
     return np.random.default_rng(0).integers(2, 300, (1, count))
 
 
 def run(
     bundle: Path, file: str, plan: Plan, text: np.ndarray, past: list[np.ndarray], length: int
 ) -> list[np.ndarray]:
-    """Return the outputs of a trunk for a window of `plan` over `text` [1,Q] after `length` cache
-    entries."""
+    """Return the outputs of a trunk, logits and KV cache, for a window of `plan` that holds `text`
+    [1,Q], after the first `length` entries of the cache `past`."""
     session = opened(bundle / file, "cpu")
     copies = [tensor.copy() for tensor in past]  # GroupQueryAttention overwrites its inputs
     return session.run(None, trunk_feed(session, plan, text, [length], copies))
@@ -88,15 +91,15 @@ def run(
 def read_text(
     bundle: Path, file: str, text: np.ndarray, chunk: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Read a text in chunks; return the logits of every token, and the cache."""
+    """Read a text [1,T] in chunks of this length. Return the logits [1,T,vocab], and the cache."""
     model = read_manifest(bundle).model
     shape = (1, model.kv_heads, CAPACITY, model.head_dim)
     past = [np.zeros(shape, np.float32) for _ in range(2 * model.layers)]
     logits = []
     for start in range(0, text.shape[1], chunk):
         part = text[:, start : start + chunk]
-        found, *past = run(bundle, file, prefill_plan(part.shape[1]), part, past, start)
-        logits.append(found)
+        chunk_logits, *past = run(bundle, file, prefill_plan(part.shape[1]), part, past, start)
+        logits.append(chunk_logits)
     return np.concatenate(logits, 1), past
 
 
@@ -106,18 +109,18 @@ def read_text(
 def test_chunks_of_a_long_text_equal_torch(
     base: PreTrainedModel, bundle: Path, file: str, chunk: int
 ):
-    text = tokens(TEXT)
+    text = random_text(TEXT)
     expected = base(torch.from_numpy(text)).logits.numpy()
-    found, _ = read_text(bundle, file, text, chunk)
-    assert np.abs(found - expected).max() <= RELATIVE_ERROR * np.abs(expected).max()
+    logits, _ = read_text(bundle, file, text, chunk)
+    assert np.abs(logits - expected).max() <= RELATIVE_ERROR * np.abs(expected).max()
 
 
 @torch.no_grad()
 def test_the_window_changes_the_logits_of_later_tokens(base: PreTrainedModel):
-    text = torch.from_numpy(tokens(TEXT))
-    narrow = base(text).logits
+    text = torch.from_numpy(random_text(TEXT))
+    logits = base(text).logits
     base.config.sliding_window = 2 * TEXT
-    difference = (base(text).logits - narrow).abs().amax(-1)[0]
+    difference = (base(text).logits - logits).abs().amax(-1)[0]
     assert difference[:WINDOW].max() < 1e-4 and difference[WINDOW:].min() > 1e-2
 
 
@@ -127,11 +130,11 @@ def test_the_window_changes_the_logits_of_later_tokens(base: PreTrainedModel):
 def test_every_row_of_a_window_equals_torch(
     base: PreTrainedModel, bundle: Path, file: str, plan: Plan
 ):
-    """A row's logits are those of torch for the last token of a text: the cached tokens, and the
-    rows that this row sees. So the reference needs no masks or positions of a plan."""
-    text = tokens(TEXT + plan.width)
+    """A row's logits are those of torch for the last token of a text: the cached tokens, and then
+    the rows that this row sees. So the reference needs no masks or positions of a plan."""
+    text = random_text(TEXT + plan.width)
     _, past = read_text(bundle, file, text[:, :TEXT], TEXT)
-    found = run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0]
+    logits = run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0]
     embed = base.get_input_embeddings()
     row_embeddings = embed(torch.from_numpy(text[:, TEXT:]))[0]
     scale = getattr(embed, "scalar_embed_scale", 1.0)
@@ -139,16 +142,16 @@ def test_every_row_of_a_window_equals_torch(
     row_embeddings[plan.width - len(plan.lookahead_rows) :] = mean
     cached = embed(torch.from_numpy(text[:, :TEXT]))
     for row in range(plan.width):
-        path = torch.from_numpy(np.flatnonzero(plan.window_mask[row]))
-        read = torch.cat([cached, row_embeddings[path][None]], 1)
-        expected = base(inputs_embeds=read).logits[0, -1].numpy()
-        assert np.abs(found[row] - expected).max() <= RELATIVE_ERROR * np.abs(expected).max(), row
+        seen_rows = torch.from_numpy(np.flatnonzero(plan.window_mask[row]))
+        embeddings = torch.cat([cached, row_embeddings[seen_rows][None]], 1)
+        expected = base(inputs_embeds=embeddings).logits[0, -1].numpy()
+        assert np.abs(logits[row] - expected).max() <= RELATIVE_ERROR * np.abs(expected).max(), row
 
 
 @pytest.mark.parametrize("file", TRUNKS[1:])
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.name}-{plan.width}")
-def test_windows_of_every_width_give_the_same_bits(bundle: Path, file: str, plan: Plan):
-    text = tokens(TEXT + plan.width)
+def test_roots_of_all_windows_have_the_same_logits_bit_for_bit(bundle: Path, file: str, plan: Plan):
+    text = random_text(TEXT + plan.width)
     _, past = read_text(bundle, file, text[:, :TEXT], 64)
     alone = run(bundle, file, PLANS[0], text[:, TEXT : TEXT + 1], past, TEXT)[0][0, 0]
     assert np.array_equal(run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0, 0], alone)
@@ -174,7 +177,10 @@ def test_trees_write_the_text_of_ar_beyond_the_window(tmp_path: Path):
 
 
 def check_plans(bundle: Path, slots: int, plans: Sequence[str]) -> None:
-    session, prompt = load(bundle, "cpu", threads=1, max_batch_size=slots), tokens(TEXT)[0].tolist()
+    session, prompt = (
+        load(bundle, "cpu", threads=1, max_batch_size=slots),
+        random_text(TEXT)[0].tolist(),
+    )
     for sampling in SAMPLINGS:
         plain = GenerateOptions(2 * WINDOW, sampling, plan="ar", ignore_eos=True)
         text = run_tokens(session, prompt, plain).token_ids
@@ -184,6 +190,6 @@ def check_plans(bundle: Path, slots: int, plans: Sequence[str]) -> None:
 
 
 def test_greedy_text_is_that_of_transformers(base: PreTrainedModel, bundle: Path):
-    session, prompt = load(bundle, "cpu", threads=1), tokens(TEXT)[0].tolist()
+    session, prompt = load(bundle, "cpu", threads=1), random_text(TEXT)[0].tolist()
     options = GenerateOptions(2 * WINDOW, ignore_eos=True)
     assert_same_text(session, prompt, options, greedy_text(base, prompt, 2 * WINDOW))

@@ -21,29 +21,31 @@ PROMPTS = [
     json.loads(line)["prompt"]
     for line in (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ]
+# Temperature, top-k and top-p.
 SAMPLING = [(0.0, 0, 1.0), (0.7, 40, 1.0), (1.0, 0, 1.0), (1.0, 50, 0.8)]
 TOKENS = 64
 PLANS = [
     *(("two-pass", 1), ("two-pass", 4), ("fused", 2), ("fused", 4)),
     *(("fused:4,3,2,2,1", None), ("auto", None)),
 ]
+"""Modes, and look-aheads."""
 References = dict[int, tuple[list[int], list[int]]]
 OFTEN, LONG = range(0, len(PROMPTS), 3), (3, 4)
-"""Numbers of prompts: those that are compared with transformers without --all, and those whose
+"""Indices of prompts: those that are compared with transformers without --all, and those whose
 whole answers every plan writes."""
 
 
 @pytest.fixture(scope="module")
 def references(request: pytest.FixtureRequest) -> References:
-    """Return the token ids of prompts and of their greedy texts by transformers, by the numbers of
-    the prompts."""
+    """Return the token ids of prompts and of their greedy texts by transformers, by the index of
+    each prompt in PROMPTS."""
     import torch
 
     from pass_exporter.model.load import load_model
     from pass_exporter.model.registry import resolve
 
     loaded = load_model(resolve(SMOLLM2), "fp32")
-    tokenizer, found = loaded.tokenizer, {}
+    tokenizer, texts = loaded.tokenizer, {}
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
     numbers = range(len(PROMPTS)) if request.config.getoption("--all") else sorted({*OFTEN, *LONG})
     by_length = sorted((PROMPTS[number] for number in numbers), key=len)
@@ -55,18 +57,18 @@ def references(request: pytest.FixtureRequest) -> References:
         width = batch["input_ids"].shape[1]
         for prompt, mask, row in zip(prompts, batch["attention_mask"].bool(), out, strict=True):
             text = _until_end(row[width:].tolist(), loaded.eos_token_ids)
-            found[prompt] = (row[:width][mask].tolist(), text)
-    return {number: found[PROMPTS[number]] for number in numbers}
+            texts[prompt] = (row[:width][mask].tolist(), text)
+    return {number: texts[PROMPTS[number]] for number in numbers}
 
 
 def _until_end(ids: list[int], ends: tuple[int, ...]) -> list[int]:
-    """Return the text up to its first end token, without a batch's padding."""
+    """Return the text up to its first end token, without the padding that follows."""
     return ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
 
 
 @pytest.fixture(scope="module")
 def session(references: References, smollm2_bundle: Path) -> Iterator[Session]:
-    """Open the bundle. Needs `references` first, so that torch's copy of the weights is gone."""
+    """Open the bundle. `references` goes first, so that torch's copy of the weights is freed."""
     yield load(smollm2_bundle, "cpu", threads=THREADS)
 
 
@@ -95,7 +97,7 @@ def test_every_plan_is_plain_decoding(
 
 @pytest.mark.parametrize("plan", ["two-pass", "fused", "auto"])
 def test_every_plan_writes_whole_answers(session: Session, references: References, plan: str):
-    """With the shipped weights, and up to the end of the answer."""
+    """The bundle has the shipped weights, so that drafts are accepted."""
     assert session.manifest.lookahead.trained and session.manifest.lookahead.adapter_rank == 64
     assert session.manifest.lookahead.head is not None
     accepted = 0
@@ -108,7 +110,7 @@ def test_every_plan_writes_whole_answers(session: Session, references: Reference
 
 
 @pytest.fixture(scope="module")
-def alone(session: Session) -> list[tuple[list[int], GenerateOptions, list[int]]]:
+def requests_and_texts(session: Session) -> list[tuple[list[int], GenerateOptions, list[int]]]:
     """Return sixteen requests, of every plan with every sampling: the prompt, the options, and the
     text of plain decoding."""
     plans = ["auto", "two-pass", "fused:2,1,1", "ar"]
@@ -124,10 +126,12 @@ def alone(session: Session) -> list[tuple[list[int], GenerateOptions, list[int]]
 
 @pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.seldom), 4])
 def test_requests_of_a_batch_write_what_they_write_alone(
-    session: Session, smollm2_bundle: Path, alone, slots: int
+    session: Session, smollm2_bundle: Path, requests_and_texts, slots: int
 ):
     opening = {"threads": THREADS, "verify": False, "max_batch_size": slots}
     with load(smollm2_bundle, "cpu", **opening) as batched:
-        streams = [batched.generate_ids(prompt, options) for prompt, options, _ in alone]
-        for (prompt, options, expected), stream in zip(alone, streams, strict=True):
+        streams = [
+            batched.generate_ids(prompt, options) for prompt, options, _ in requests_and_texts
+        ]
+        for (prompt, options, expected), stream in zip(requests_and_texts, streams, strict=True):
             assert_same_text(session, prompt, options, expected, stream.result().token_ids)

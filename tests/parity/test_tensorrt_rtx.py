@@ -55,7 +55,7 @@ def no_report(_done: int, _steps: int) -> None:
 
 
 def build(path: Path, graph: Graph, profiles: tuple[Profile, ...], target: str = "sm120") -> bytes:
-    """Build an engine of a graph's file as it is."""
+    """Build an engine of the graph in a file, without changes."""
     inputs, outputs = graph.inputs, graph.outputs
     source = Source(graph, path.read_bytes(), path, inputs, outputs, profiles, {})
     return EngineBuilder(RTX, (target,)).build(source, no_report)
@@ -63,7 +63,7 @@ def build(path: Path, graph: Graph, profiles: tuple[Profile, ...], target: str =
 
 @pytest.fixture(scope="module")
 def tails_built_once() -> Iterator[None]:
-    """Build each tail once: tails are the same graphs in every format."""
+    """Build each tail once, since the tails of all formats are the same graphs."""
     build, built = EngineBuilder.build, dict[tuple[bytes, str, tuple[str, ...]], bytes]()
 
     def build_once(self: EngineBuilder, source: Source, step: Step) -> bytes:
@@ -89,11 +89,11 @@ def test_bundles_build_for_every_target(
         tiny_model, tmp_path / kind, lookahead=2, lookahead_weights=adapter_weights, **FORMATS[kind]
     )
     manifest = read_manifest(bundle)
-    first = max(
+    min_capability = max(
         MIN_COMPUTE_CAPABILITY.get(name, 0)
         for name in (manifest.model.dtype, manifest.model.weights)
     )
-    targets = tuple(target for target in RTX.targets if int(target[2:]) >= first)
+    targets = tuple(target for target in RTX.targets if int(target[2:]) >= min_capability)
     batches = (1, 4) if kind == "fp16" else (1,)
     config = EngineConfig("tensorrt-rtx", max_batch_size=batches[-1], compute_capability=targets)
     built = build_engines(bundle, config, SilentProgress()).engines
@@ -121,13 +121,9 @@ def test_bundles_build_for_every_target(
         f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)
     ]
     assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
-    admitted = {profile.sizes["width"][0] for profile in trunk.profiles}
-    assert admitted == {
-        RTX.least_width,
-        *(p.width for p in engine_plans(manifest) if p.width > 1),
-        256,
-        32,
-    }
+    widths = {profile.sizes["width"][0] for profile in trunk.profiles}
+    plan_widths = {plan.width for plan in engine_plans(manifest) if plan.width > 1}
+    assert widths == plan_widths | {RTX.least_width, 32, 256}  # and those of chunks of a prefill
     for batch in batches:
         for columns in built.capacities:
             for plan in engine_plans(manifest):
@@ -148,8 +144,8 @@ def test_bundles_build_for_every_target(
                         ), plan.name
 
 
-def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
-    """As GPT-2's, whose candidates are not found in two steps."""
+def test_a_tail_for_a_vocabulary_with_an_incomplete_last_block_builds(tmp_path: Path):
+    """GPT-2's vocabulary: its likeliest tokens are not found by the likeliest blocks first."""
     import onnx_ir as ir
 
     from pass_exporter.bundle import graph_info
@@ -164,8 +160,8 @@ def test_a_vocabulary_with_a_last_partial_block_builds(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trunk of SmolLM2's width in fp16 with an adapter: weights do not matter to a builder, so
-    they are random."""
+    """A trunk in fp16 with an adapter, as wide as SmolLM2's. Its weights are random: they do not
+    matter to a builder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -201,17 +197,17 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
         )
         for window in windows
     )
-    fixed = [
-        [
-            t.model_copy(update={"shape": tuple(2048 if n == "capacity" else n for n in t.shape)})
-            for t in tensors
-        ]
-        for tensors in (graph.inputs, graph.outputs)
-    ]
-    inputs = (*fixed[0], Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
+
+    def with_capacity(tensor: Tensor) -> Tensor:
+        shape = tuple(2048 if size == "capacity" else size for size in tensor.shape)
+        return tensor.model_copy(update={"shape": shape})
+
+    columns = Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,))
+    inputs = (*map(with_capacity, graph.inputs), columns)
+    outputs = tuple(map(with_capacity, graph.outputs))
     model = trunk_for_tensorrt(smollm2_shaped, 2048)
     source = Source(
-        graph, model, smollm2_shaped, inputs, tuple(fixed[1]), profiles, aliases(smollm2_shaped)
+        graph, model, smollm2_shaped, inputs, outputs, profiles, aliases(smollm2_shaped)
     )
     engine = EngineBuilder(RTX, ("sm120",)).build(source, no_report)
     weights = smollm2_shaped.with_name("trunk.onnx.data").stat().st_size
@@ -221,8 +217,8 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
-    """TopK over a real vocabulary, and the noise tables, are what a tiny vocabulary would not show.
-    For one sequence and several, and with the padded windows of plain decoding."""
+    """A tiny vocabulary would not show whether TopK over a real one and the tables of noise build.
+    Tails are built for one sequence and several, and with the padded windows of plain decoding."""
     from pass_exporter.bundle import write_tails
     from pass_runtime.bundle.plan import bundle_plans
 
@@ -231,10 +227,10 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
     plans = {plan.name: plan for plan in bundle_plans(4)}
     for info in infos[-3:] if rule == "rejection" else (infos[0], *infos[-3:]):
         for sampler, graph in info.tails.items():
-            if rule == "match" or sampler != "greedy":
+            if rule == "match" or sampler != "greedy":  # both rules have one greedy tail
                 path = tmp_path / graph.file
                 plan = plans[info.name]
-                profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
+                profiles = tail_profiles(plan, 8192, max_batch_size=4)
                 inputs, outputs = (
                     widened(ts, plan, RTX.least_width) for ts in (graph.inputs, graph.outputs)
                 )
@@ -247,7 +243,7 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
 
 
 def test_the_logprobs_graph_builds(tmp_path: Path):
-    """For the windows of every plan: TopK, and a slice as long as another input."""
+    """It has a TopK, and a slice whose length is that of another input."""
     from pass_exporter.bundle import write_logprobs
     from pass_runtime.bundle.plan import bundle_plans
 
@@ -268,8 +264,8 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     "rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"]
 )
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
-    """The trunk gives hidden rows, also of windows that have none; candidates are a part of the
-    vocabulary, so there is a tree of drafts."""
+    """The trunk has an output of hidden states, also for windows without look-ahead rows. The head
+    chooses from a part of the vocabulary, so there are trees, too."""
     model = make_model(tmp_path / "model", vocab_size=1024)
     weights = write_random_weights(model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=12)
     bundle = export_bundle(
@@ -301,14 +297,14 @@ def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
     names = ("draft-4", "fused-4", *(("tree-5", "tree-16") if rule == "match" else ()))
     for info in [info for info in infos if info.name in names]:
         for sampler, graph in info.tails.items():
-            if rule == "match" or sampler != "greedy":
+            if rule == "match" or sampler != "greedy":  # as above
                 path = tmp_path / graph.file
                 profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
-                assert len(build(path, graph, profiles)) > 2 * vocab * 96  # the table
+                assert len(build(path, graph, profiles)) > 2 * vocab * 96  # the head's table
 
 
 def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):
-    """Without an adapter, the windows of drafting and verifying are the same."""
+    """Without an adapter, one profile serves the windows that draft and those that only verify."""
     counts = [
         len(trunk_profiles(read_manifest(bundle), (512,)))
         for bundle in (tiny_bundle, adapter_bundle)
