@@ -197,8 +197,8 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     seqlens_k = add("Cast", add("Sub", total, one), to=ir.DataType.INT32)
     total_length = add("Cast", add("Squeeze", total), to=ir.DataType.INT32)
     # [Q]: positions relative to `length`. The mode "edge" gives the spare row that of the last row.
-    rows = add("Pad", row_position, add("Concat", zero, spare, axis=0), mode="edge")
-    positions = add("Unsqueeze", add("Add", length, rows), zero)  # [1,Q]
+    offsets = add("Pad", row_position, add("Concat", zero, spare, axis=0), mode="edge")
+    positions = add("Unsqueeze", add("Add", length, offsets), zero)  # [1,Q]
     unseen = constant("unseen", np.finfo(np.float32).min, np.float32)
     seen = constant("seen", 0, np.float32)
     bias = add("Where", mask, seen, unseen)
@@ -209,7 +209,7 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
     bias = add("Pad", bias, add("Concat", zero, length, zero, zero, axis=0), seen)  # [Q,entries]
     before = add("Range", *(add("Squeeze", value) for value in (add("Neg", length), zero, one)))
     # [Q,entries]: the position of the row minus that of the entry
-    distance = add("Sub", add("Unsqueeze", rows, one), add("Concat", before, rows, axis=0))
+    distance = add("Sub", add("Unsqueeze", offsets, one), add("Concat", before, offsets, axis=0))
     biases = {}
     for size in dict.fromkeys(layer.window for layer in layers):
         windowed = (

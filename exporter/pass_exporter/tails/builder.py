@@ -130,7 +130,7 @@ class TailBuilder:
         )
 
 
-def columns(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
+def slice_rows(op: GraphTape, value: ir.Value, start: int, stop: int) -> ir.Value:
     """Return value[:, start:stop]."""
     return op("Slice", value, op.const([start]), op.const([stop]), op.const([1]))
 

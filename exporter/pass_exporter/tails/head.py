@@ -42,7 +42,7 @@ def head_drafts(
     token, state = op("Unsqueeze", root, op.const([2])), None  # [B,1,1]; later states [B,1,1,m]
     for j in range(count):
         state = next_state(op, head, projected_by_row[j], token, state)
-        scores = choices.scores(j, op("MatMul", state, head_matrix(op, head, "out")))  # [B,1,C]
+        scores = choices.scores(j, op("MatMul", state, head_array(op, head, "out")))  # [B,1,C]
         token = choose(choices, scores, j)
         drafts.append(token)
     return op("Squeeze", op("Concat", *drafts, axis=1), op.const([2]))
@@ -57,10 +57,10 @@ def next_state(
     states in the rows before; None in the first row of a group.
     """
     x = op(
-        "Add", projected, op("MatMul", table_rows(op, head, tokens), head_matrix(op, head, "token"))
+        "Add", projected, op("MatMul", table_rows(op, head, tokens), head_array(op, head, "token"))
     )
     if before is not None:
-        x = op("Add", x, op("MatMul", before, head_matrix(op, head, "state")))
+        x = op("Add", x, op("MatMul", before, head_array(op, head, "state")))
     return op("Mul", x, op("Sigmoid", x))
 
 
@@ -168,7 +168,7 @@ def projected_rows(tail: TailBuilder, head: HeadArrays, rows: ir.Value) -> ir.Va
         lookahead_index = op("Max", op("Sub", rows, op.const(1 + plan.drafts)), op.const(0))
         hidden = tail.pick_rows(hidden, lookahead_index, tail.lookahead_count(), size)
     return op(
-        "Add", op("MatMul", hidden, head_matrix(op, head, "hidden")), head_matrix(op, head, "bias")
+        "Add", op("MatMul", hidden, head_array(op, head, "hidden")), head_array(op, head, "bias")
     )
 
 
@@ -181,5 +181,6 @@ def table_rows(op: GraphTape, head: HeadArrays, ids: ir.Value) -> ir.Value:
     return op("Cast", stored, to=int(ir.DataType.FLOAT))
 
 
-def head_matrix(op: GraphTape, head: HeadArrays, name: str) -> ir.Value:
+def head_array(op: GraphTape, head: HeadArrays, name: str) -> ir.Value:
+    """Return the float32 array `name` of `HeadArrays` as a constant."""
     return op.const(getattr(head, name), F32, f"{HEAD_PREFIX}{name}")

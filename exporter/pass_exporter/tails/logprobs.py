@@ -20,7 +20,7 @@ from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 
 
 def build_logprobs(vocab_size: int) -> ir.Model:
-    """Build the graph, which serves every plan but trees, where token j may be from another row."""
+    """Build the graph for every plan but trees, which no request with log-probabilities uses."""
     op, k = GraphTape("tail.logprobs"), min(MAX_LOGPROBS, vocab_size)
     logits = op.input("logits", np.float32, ["batch", "width", vocab_size])
     emitted = op.input("emitted", np.int64, ["batch", "max_emitted"])

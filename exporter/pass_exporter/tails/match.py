@@ -40,7 +40,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.builder import TailBuilder, columns, count_leading
+from pass_exporter.tails.builder import TailBuilder, count_leading, slice_rows
 from pass_exporter.tails.head import CandidateSubset, Choices, Choose, head_drafts
 from pass_exporter.tails.tree import build_tree_tail
 from pass_exporter.tails.window_noise import ChainNoise, WindowNoise
@@ -58,18 +58,19 @@ def build_tail(
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op = tail.op
     # In a fused pass the number of accepted drafts says which look-ahead rows make the next drafts,
-    # and a draft head reads the new root. So drafts are sampled after the root and draft rows.
+    # and a draft head reads the new root. Then the next drafts are drawn after the new root.
     drafts_later = plan.is_fused or (head is not None and plan.next.drafts > 0)
     rows = plan.drafts + 1 if drafts_later else plan.width
-    logits = columns(op, tail.logits, 0, rows) if drafts_later else tail.logits
+    logits = slice_rows(op, tail.logits, 0, rows) if drafts_later else tail.logits
     window = None
     if sampler == "greedy":
         samples = op("ArgMax", logits, axis=-1, keepdims=0)  # [B,rows]
     else:
+        # If all drafts are accepted, the next drafts come after the positions of all `rows`.
         positions = rows + plan.next.drafts if drafts_later else rows
         window = WindowNoise.after(tail, tail.length, positions, "noise_offsets")
         samples = window.sample(logits, plan.row_position[:rows].tolist())
-    emitted = samples if rows == plan.max_emitted else columns(op, samples, 0, plan.max_emitted)
+    emitted = samples if rows == plan.max_emitted else slice_rows(op, samples, 0, plan.max_emitted)
     accepted = _accepted(tail, emitted)  # [B,1]
     count, next_length = tail.advance(accepted)
     root = op("GatherElements", emitted, accepted, axis=1) if plan.drafts else emitted
@@ -77,7 +78,7 @@ def build_tail(
     if drafts_later:
         drafts = _later_drafts(tail, accepted, root, window)
     elif plan.next.drafts:
-        drafts = columns(op, samples, 1, 1 + plan.next.drafts)
+        drafts = slice_rows(op, samples, 1, 1 + plan.next.drafts)
     return op.model(
         {
             "emitted": (emitted, np.int64, ["batch", plan.max_emitted]),
@@ -93,16 +94,15 @@ def _accepted(tail: TailBuilder, emitted: ir.Value) -> ir.Value:
     op, plan = tail.op, tail.plan
     if plan.drafts == 0:
         return op("Mul", emitted, op.const(0))
-    drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
-    equal = op("Equal", columns(op, emitted, 0, plan.drafts), drafts)
+    drafts = slice_rows(op, tail.input_ids(), 1, 1 + plan.drafts)
+    equal = op("Equal", slice_rows(op, emitted, 0, plan.drafts), drafts)
     return count_leading(op, equal, plan.drafts)
 
 
 def _later_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, window: WindowNoise | None
 ) -> ir.Value:
-    """Return the drafts [B,D'] of the look-ahead rows after the last accepted draft; V where there
-    is no row."""
+    """Return the drafts [B,D'] by the look-ahead rows after the last accepted draft, or V."""
     op, sampler, count = tail.op, tail.sampler, tail.plan.next.drafts
     rows, logits = tail.group_rows(accepted)
     chain = None if window is None else ChainNoise(window, accepted, count)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.builder import TailBuilder, columns, count_leading, run_after
+from pass_exporter.tails.builder import TailBuilder, count_leading, run_after, slice_rows
 from pass_exporter.tails.head import Choices, head_drafts
 from pass_exporter.tails.tape import GraphTape, Output
 from pass_exporter.tails.window_noise import WindowNoise
@@ -43,7 +43,7 @@ def build_rejection_tail(
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
     # [B,D+1,V]
-    p = tail.sampler.weights(columns(op, tail.logits, 0, verified), verified, normalized=True)
+    p = tail.sampler.weights(slice_rows(op, tail.logits, 0, verified), verified, normalized=True)
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
     # From here on positions come from next_length, which may be written over the input `length`.
@@ -75,11 +75,11 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return op("Mul", op("Unsqueeze", tail.length, op.const([1])), op.const(0)), None
-    ids = columns(op, tail.input_ids(), 1, 1 + count)
+    ids = slice_rows(op, tail.input_ids(), 1, 1 + count)
     q = tail.draft_probs()
     exists = op("Less", ids, op.const(tail.vocab_size))  # A missing draft has the id V.
     x = op("Unsqueeze", op("Where", exists, ids, op.const(0)), op.const([2]))  # [B,D,1]
-    p_x = op("GatherElements", columns(op, p, 0, count), x, axis=2)
+    p_x = op("GatherElements", slice_rows(op, p, 0, count), x, axis=2)
     q_x = op("GatherElements", q, x, axis=2)
     u = tail.sampler.noise.uniform(tail.length, count, "accept_offsets")  # [B,D,1]
     is_accepted = op("LessOrEqual", op("Mul", u, q_x), p_x)

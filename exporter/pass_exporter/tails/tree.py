@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.builder import TailBuilder, columns
+from pass_exporter.tails.builder import TailBuilder, slice_rows
 from pass_exporter.tails.head import (
     CandidateSubset,
     candidate_choices,
-    head_matrix,
+    head_array,
     next_state,
     projected_rows,
 )
@@ -47,7 +47,7 @@ def build_tree_tail(
     """
     tail = TailBuilder(f"tail.{plan.tail}.{sampler}", plan, sampler, vocab_size, head)
     op, verified = tail.op, plan.drafts + 1
-    logits = columns(op, tail.logits, 0, verified)
+    logits = slice_rows(op, tail.logits, 0, verified)
     window = None
     if sampler == "greedy":
         samples = op("ArgMax", logits, axis=-1, keepdims=0)  # [B,D+1]
@@ -80,7 +80,7 @@ def _last_accepted(tail: TailBuilder, samples: ir.Value) -> tuple[ir.Value, ir.V
     """Return how many drafts are accepted and the row of the last one (0 if none), [B,1] each.
     samples [B,D+1]: the tokens drawn in the rows of root and drafts."""
     op, plan = tail.op, tail.plan
-    drafts = columns(op, tail.input_ids(), 1, 1 + plan.drafts)
+    drafts = slice_rows(op, tail.input_ids(), 1, 1 + plan.drafts)
     drawn = op("Gather", samples, op.const(np.array(plan.parents)), axis=1)
     is_wrong = op("Cast", op("Not", op("Equal", drafts, drawn)), to=int(ir.DataType.FLOAT))
     drafts_mask = plan.window_mask[1 : 1 + plan.drafts, 1 : 1 + plan.drafts]
@@ -127,12 +127,12 @@ def _next_drafts(
             for row in range(1, 1 + plan.drafts)
             if plan.parents[row - 1] == parent
         ]
-        state = next_state(op, head, projected[depth], level.tokens, level.states)  # [B,n,m]
+        states = next_state(op, head, projected[depth], level.tokens, level.states)  # [B,n,m]
         ranks = _parent_ranks(level, children)
-        tokens = _ranked_tokens(tail, choices, depth, state, ranks, noise_of[depth])
+        tokens = _ranked_tokens(tail, choices, depth, states, ranks, noise_of[depth])
         tokens_by_depth.append(tokens)
         row_order += [row for row, _ in children]
-        level = _next_level(op, plan, level, children, tokens, state)
+        level = _next_level(op, plan, level, children, tokens, states)
     drafts = op("Concat", *tokens_by_depth, axis=1)
     drafts = op("Gather", drafts, op.const(np.argsort(row_order)), axis=1)
     # [B,D]: the look-ahead row that makes each draft, or 0.
@@ -175,7 +175,7 @@ def _ranked_tokens(
     op, head = tail.op, tail.head
     assert head is not None
     n, rank_count = 1 + max(i for i, _ in parent_ranks), 1 + max(rank for _, rank in parent_ranks)
-    direction = op("MatMul", states, head_matrix(op, head, "out"))  # [B,n,r]
+    direction = op("MatMul", states, head_array(op, head, "out"))  # [B,n,r]
     # [B,r,C]
     vectors = op("Transpose", op("Squeeze", choices.vectors[depth], op.const([1])), perm=[0, 2, 1])
     scores = op("Add", choices.logits[depth], op("MatMul", direction, vectors))  # [B,n,C]

@@ -180,7 +180,7 @@ def trace_trunk(
     originals = first_of_kind(model, trunk.adapter)
     past = torch.zeros(batch, kv_heads, capacity, head_dim, dtype=model.dtype)
     cache = [past.clone() if layer == index else None for index, layer in enumerate(originals)]
-    inputs: tuple[Any, ...] = (
+    inputs: tuple[Any, ...] = (  # the arguments of `Trunk.forward`
         torch.zeros(batch, width, dtype=torch.int64),
         torch.arange(width),
         torch.ones(width, width, dtype=torch.bool).tril(),
