@@ -52,10 +52,10 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
     # What depends on the request alone comes first, so that all rows share these nodes.
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
-    ranks = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
+    rank_count = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
     # No rank is less than 0, if both are off.
-    in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), ranks)
-    # A value is kept if the sum of the values before it is less. 2 is more than any such sum.
+    in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), rank_count)
+    # A value is kept if the sum of the values before it is below the limit; 2 exceeds any sum.
     limit = op("Where", in_top_k, op("Where", no_p, op.const(2, F32), top_p), op.const(-1, F32))
     # What stands for a value that is not kept in the minimum; if both are off, the minimum is 0.
     unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
