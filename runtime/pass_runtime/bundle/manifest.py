@@ -282,7 +282,7 @@ class Profile(_Strict):
 
 
 class EngineFile(_Strict):
-    """The engine of the file `graph`. aliases: by output, the input whose memory it shares."""
+    """The engine made of the file `graph`. aliases: by output, the input that shares its memory."""
 
     graph: FileName
     file: FileName

@@ -111,6 +111,7 @@ def _smallest_kept_probability(
         ranked = ranked[:, : params.top_k]
     total = ranked.sum(-1, keepdims=True) if params.top_k else 1  # top-p counts what top-k keeps
     share = ranked / total
+    # If top_p is 1, the rounded sum may reach it before the last token, which is kept all the same.
     is_kept = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
     # 2 is more than any probability, so it is never the smallest.
     smallest: npt.NDArray[np.float32] = np.where(is_kept, ranked, np.float32(2)).min(

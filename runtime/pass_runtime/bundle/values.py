@@ -74,7 +74,7 @@ def as_whole_numbers(name: str, values: Any) -> tuple[int, ...]:
 
 
 def short_repr(value: Any) -> str:
-    """Return `value` as short text for a message; of other than basic types, the type's name."""
+    """Return short text for `value` in a message: the name of its type if it is not a basic one."""
     if isinstance(
         value, bool | int | float | complex | str | bytes | bytearray | list | tuple | dict | None
     ):

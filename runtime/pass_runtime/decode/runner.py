@@ -120,7 +120,7 @@ class Runner:
         slot.sequence = None
 
     def share(self, slot: Slot) -> None:
-        """Copy K/V of the prompt from another slot or a saved prefix that has more of them."""
+        """Copy K/V of the prompt from another slot or a saved prefix, if one has more of them."""
         sequence, started = slot.current, time.perf_counter()
         others = [other for other in self.slots if other is not slot]
         reusable = [self._reusable(other, sequence.request) for other in others]

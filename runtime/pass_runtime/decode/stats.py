@@ -38,7 +38,7 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     engine_seconds: float = 0.0
-    """The part of `decode_seconds` in which the backend ran passes, or others' prefill."""
+    """The part of `decode_seconds` in which the backend ran passes or prefilled other sequences."""
 
     def record(self, drafted: int, emitted: int) -> None:
         """Count a pass that verified `drafted` drafts, or a tree of that depth, and emitted so many

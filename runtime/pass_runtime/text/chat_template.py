@@ -125,8 +125,7 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy of `value` made of dicts, lists and plain values. Raises TypeError if JSON
-    cannot hold it."""
+    """Return a copy of `value` in dicts and lists. Raises TypeError if JSON cannot hold it."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):

@@ -250,6 +250,7 @@ def _refused(constraint: Constraint, why: str) -> PassError:
     kind, schema_error = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
     schemas = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
     if schema_error and schemas:
+        # Name the first schema that does not compile by itself.
         errors = {schema: error for schema in schemas if (error := _error_of(schema))}
         kind, why = "json_schema", next(iter(errors.values()), schema_error.partition("\n")[0])
         schemas = list(errors)[:1]

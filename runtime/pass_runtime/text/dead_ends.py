@@ -160,9 +160,9 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
     required = _list(schema, "required")
     for name in PARTS:
         if isinstance(schema.get(name), dict):
-            of_objects = name in ("properties", "patternProperties")
+            are_properties = name in ("properties", "patternProperties")
             changed[name] = {
-                key: part(each, optional=of_objects and key not in required)
+                key: part(each, optional=are_properties and key not in required)
                 for key, each in schema[name].items()
             }
     for name in SINGLE:
