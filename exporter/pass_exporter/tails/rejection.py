@@ -58,11 +58,8 @@ def build_rejection_tail(
     if plan.next.drafts:
         next_drafts, q = _next_drafts(tail, accepted, root, next_length)
         outputs["next_draft_probs"] = (q, F32, ["batch", plan.next.drafts, vocab_size])
-    outputs["next_ids"] = (
-        tail.next_window(root, next_drafts),
-        np.int64,
-        ["batch", tail.next_width],
-    )
+    next_ids = tail.next_window(root, next_drafts)
+    outputs["next_ids"] = (next_ids, np.int64, ["batch", tail.next_width])
     outputs["next_length"] = (next_length, np.int64, ["batch"])
     return op.model(outputs)
 
@@ -83,7 +80,7 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
     q_x = op("GatherElements", q, x, axis=2)
     u = tail.sampler.noise.uniform(tail.length, count, "accept_offsets")  # [B,D,1]
     is_accepted = op("LessOrEqual", op("Mul", u, q_x), p_x)
-    # At temperature 0 tied tokens have at most 0.5 each.
+    # At temperature 0 p(x) is 1, or at most 0.5 for each of several tied tokens.
     is_only = op("Greater", p_x, op.const(0.75, F32))
     is_accepted = op("And", is_accepted, op("Or", tail.sampler.is_noisy(), is_only))
     is_accepted = op("And", op("Squeeze", is_accepted, op.const([2])), exists)
@@ -91,7 +88,8 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
 
 
 def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
-    """Return the unnormalized distribution [B,1,V] of the token after the accepted drafts."""
+    """Return the unnormalized distribution [B,1,V] of the token after the accepted drafts: the
+    positive part of p - q if a draft was rejected at a temperature above 0, otherwise p."""
     op, count = tail.op, tail.plan.drafts
     if count == 0:
         return p
