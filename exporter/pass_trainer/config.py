@@ -98,13 +98,13 @@ class TrainConfig(Options):
     head_rank: int | None = option(
         None,
         "Rank of the head's token table.",
-        if_none=f"{HEAD_RANK}, or --start's",
+        if_none=f"{HEAD_RANK}; with --start that of its head",
         bounds={"ge": 1},
     )
     head_width: int | None = option(
         None,
         "Size of the head's hidden state.",
-        if_none=f"{HEAD_WIDTH}, or --start's",
+        if_none=f"{HEAD_WIDTH}; with --start that of its head",
         bounds={"ge": 1},
     )
     start: Path | None = option(
@@ -113,7 +113,7 @@ class TrainConfig(Options):
     steps: int | None = option(
         2000,
         "Optimizer steps. With --resume, a larger number extends the run.",
-        if_none="2000, or the run's",
+        if_none="2000; with --resume those of the run",
         bounds={"ge": 1},
     )
     minutes: float | None = option(

@@ -34,7 +34,7 @@ class Deck:
         if size <= len(self):
             return
         rest, new = self._order[self._next :], np.arange(len(self), size)
-        # The first growth has the seed of epoch 0, as `deal` gives every later epoch its own.
+        # The first growth begins epoch 0; `deal` gives every later epoch a seed of its own.
         seed = (self._seed, self._epoch, len(self)) if len(self) else (self._seed, 0)
         self._order = np.random.default_rng(seed).permutation(np.concatenate([rest, new]))
         self._next, self._undealt_at_growth = 0, len(self._order)

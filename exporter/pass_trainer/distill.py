@@ -140,8 +140,8 @@ class Distiller:
         """
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
         prompts = self._prompts(rng, shard * self.shard_size, self._size(shard))
-        temperature = recipe.temperatures[shard % len(recipe.temperatures)]
-        texts = self.writer.write(prompts, recipe.length, temperature, 1.0, rng.getrandbits(31))
+        temperature, top_p = recipe.temperatures[shard % len(recipe.temperatures)], 1.0
+        texts = self.writer.write(prompts, recipe.length, temperature, top_p, rng.getrandbits(31))
         tokens = torch.zeros(len(texts), recipe.length, dtype=torch.int32)
         lengths = torch.zeros(len(texts), dtype=torch.int32)
         loops = loop_starts(

@@ -24,10 +24,10 @@ STRIDE_TOKENS = 6
 class Agreement:
     """How often drafts agree with the model's greedy choices.
 
-    places: the number of anchors. The others are shares of these anchors.
-    match[i]: after which draft i is the model's choice, regardless of the drafts before it.
-    cumulative[i]: after which drafts 0..i all are the model's choices.
-    top4[i]: after which the model's choice is among the four most likely tokens of row i.
+    places: the number of anchors. The other fields are the shares of anchors after which
+    match[i]: draft i is the model's choice, regardless of the drafts before it;
+    cumulative[i]: drafts 0..i all are the model's choices;
+    top4[i]: the model's choice is among the four most likely tokens of row i.
     """
 
     places: int

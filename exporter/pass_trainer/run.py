@@ -218,7 +218,7 @@ def make_record(
     processes: int,
     agreement: Agreement,
 ) -> TrainingRecord:
-    """Return what the weights file says of its training. settings: those of the run."""
+    """Return what the weights file says of its training. settings: the settings of the run."""
     recipe = settings | {"data": [path.name for path in config.data], "processes": processes}
     return TrainingRecord(
         base=source.description,

@@ -84,7 +84,7 @@ def make_windows(
     end = size.cumsum(1)  # the number of rows up to the end of each group
     row = torch.arange(rows, device=device).expand(batch, rows).contiguous()
     valid = row < end[:, -1:]
-    anchor = torch.searchsorted(end, row, right=True).clamp_(max=width - 1)
+    anchor = torch.searchsorted(end, row, right=True).clamp_(max=width - 1)  # of each row
     index = torch.where(valid, row - (end - size).gather(1, anchor), 0)
     position = torch.where(valid, anchor + 1 + index, 0)
     sees_tokens = (torch.arange(width, device=device) <= anchor[..., None]) & valid[..., None]

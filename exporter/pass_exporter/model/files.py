@@ -38,7 +38,7 @@ AGAIN = "get it again"
 
 def check_files(directory: Path, *, is_complete: bool = True) -> None:
     """Raise PassError for the first file of a checkpoint that is damaged or a pointer to the real
-    file. is_complete: whether every file of weights that the index names must be there."""
+    file. is_complete: whether all files of weights that an index names must be there."""
     for name in JSON_FILES:
         if (text := _read_text(directory / name)) is not None:
             _check_json(directory / name, text, is_complete=is_complete)

@@ -153,7 +153,7 @@ class WheelFile:
 
     requirement: the wheel, as pip takes it. file: the path of the file, or of a part, in the wheel.
     In both, "{part}" stands for 1, 2, ...
-    sha256, name: those of the whole file; "" if the name is that of `file`.
+    sha256, name: of the whole file. A name of "" stands for the name of `file`.
     """
 
     requirement: str
