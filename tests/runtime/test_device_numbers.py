@@ -1,4 +1,5 @@
-"""Numbered devices: `cuda:1`, `tensorrt:1`. In CUDA every thread has its own current device."""
+"""Devices with a number, such as `cuda:1`: work is done on the GPU of that number, though every
+thread has a current device of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def two(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+def two_gpus(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A machine with two GPUs."""
     gpu = Gpu(engine_bundle, monkeypatch, devices=2)
     monkeypatch.setattr(cuda_api, "import_api", lambda: gpu.cuda)
@@ -58,47 +59,47 @@ def test_a_device_name_may_end_with_a_number():
         ("gpu:1", "unknown device 'gpu:1': choose one of cpu, cuda,"),
     ],
 )
-def test_other_names_are_refused(name: str, message: str, tiny_bundle: Path):
+def test_other_device_names_are_refused(name: str, message: str, tiny_bundle: Path):
     with pytest.raises(PassError, match=message):
         load(tiny_bundle, name)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_engines_work_on_the_gpu_of_that_number_only(two: Gpu, number: int):
-    """In every thread that uses the session, whose own current device is restored."""
-    before = {1: 0, 0: 1}[number]
-    two.cuda.cudaSetDevice(before)
-    with load(two.bundle, f"tensorrt:{number}") as session:
+def test_engines_work_on_the_gpu_of_that_number_only(two_gpus: Gpu, number: int):
+    """Each thread that uses the session has its own current device again afterwards."""
+    before = 1 - number
+    two_gpus.cuda.cudaSetDevice(before)
+    with load(two_gpus.bundle, f"tensorrt:{number}") as session:
         assert run_prompt(session, count=4).token_ids
         thread = threading.Thread(target=run_prompt, args=(session,), kwargs={"count": 4})
         thread.start()
         thread.join()
-        assert two.cuda.cudaGetDevice()[1] == before
-    assert two.cuda.used_devices == {number} and two.cuda.cudaGetDevice()[1] == before
-    two.assert_all_freed()
+        assert two_gpus.cuda.cudaGetDevice()[1] == before
+    assert two_gpus.cuda.used_devices == {number} and two_gpus.cuda.cudaGetDevice()[1] == before
+    two_gpus.assert_all_freed()
 
 
-def test_a_number_that_does_not_exist_is_refused_with_the_count(two: Gpu, monkeypatch):
+def test_a_number_that_does_not_exist_is_refused_with_the_count(two_gpus: Gpu, monkeypatch):
     FakeSession(monkeypatch, 0)
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     for device in ("tensorrt:2", "cuda:2"):
         with pytest.raises(PassError, match=NO_GPU_2):
-            load(two.bundle, device)
+            load(two_gpus.bundle, device)
     with pytest.raises(PassError, match="there is no GPU 1: 1 GPU is visible, number 0"):
         cuda_api.require_device(FakeCuda(), 1)
-    assert find_device(two.cuda, 1) is not None and find_device(two.cuda, 2) is None
+    assert find_device(two_gpus.cuda, 1) is not None and find_device(two_gpus.cuda, 2) is None
 
 
-def test_onnx_runtime_gets_the_number(two: Gpu, monkeypatch):
-    """Sessions, what is bound to them, and the memory that they work in."""
+def test_onnx_runtime_gets_the_number(two_gpus: Gpu, monkeypatch):
+    """For sessions, for what is bound to them, and for the memory that they work in."""
     session = FakeSession(monkeypatch, 1)
     open_session(Path("x"), "cuda:1")
     assert [settings["device_id"] for settings in session.tried_settings] == ["1", "1"]
     assert set(session.tried_settings[0]) > {"enable_cuda_graph", "use_tf32"}
     memory = open_memory("cuda:1")
-    assert two.cuda.used_devices == {1}
+    assert two_gpus.cuda.used_devices == {1}
     memory.close()
-    assert two.cuda.used_devices == {1}
+    assert two_gpus.cuda.used_devices == {1}
     bound: list[tuple[object, ...]] = []
 
     class Binding:

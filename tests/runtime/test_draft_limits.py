@@ -1,4 +1,5 @@
-"""Above a number of sequences nothing drafts, whatever plans requests name."""
+"""`speculative_max_concurrency`: if more sequences decode at a time, none of them drafts, whatever
+plan its request names."""
 
 from __future__ import annotations
 
@@ -11,25 +12,27 @@ from pass_runtime import GenerateOptions, load
 
 
 @pytest.mark.parametrize(("limit", "max_rows"), [(None, 5), (2, 5), (0, 1)])
-def test_many_at_a_time_are_decoded_plainly(tiny_bundle: Path, limit: int | None, max_rows: int):
-    """Above `speculative_max_concurrency` nothing drafts; the text is always the same."""
+def test_more_sequences_than_the_limit_are_decoded_plainly(
+    tiny_bundle: Path, limit: int | None, max_rows: int
+):
+    """The text is always the same. max_rows: of a window while one sequence decodes."""
     options = GenerateOptions(24, plan="two-pass", lookahead=4, ignore_eos=True)
     limits = {"max_batch_size": 4, "speculative_max_concurrency": limit}
     with load(tiny_bundle, "cpu", threads=1, **limits) as session:
-        rows: list[tuple[int, int]] = []
+        passes: list[tuple[int, int]] = []  # sequences, rows of a window
         run = runner_of(session).run
 
-        def noted(plan, drafts):
-            rows.append((len(runner_of(session).decoding), plan.width))
+        def record_and_run(plan, drafts):
+            passes.append((len(runner_of(session).decoding), plan.width))
             return run(plan, drafts)
 
-        runner_of(session).run = noted
+        runner_of(session).run = record_and_run
         alone = session.generate_ids([5, 6, 7], options).result().token_ids
-        assert max(width for _, width in rows) == max_rows
-        rows.clear()
+        assert max(rows for _, rows in passes) == max_rows
+        passes.clear()
         together = session._worker.call(
             lambda: [session.generate_ids([5, 6, 7], options) for _ in range(4)]
         )
         assert all(stream.result().token_ids == alone for stream in together)
-        drafting = 4 if limit is None else limit
-        assert all(width == 1 or sequences <= drafting for sequences, width in rows)
+        max_drafting = 4 if limit is None else limit
+        assert all(rows == 1 or sequences <= max_drafting for sequences, rows in passes)

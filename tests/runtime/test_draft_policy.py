@@ -1,4 +1,5 @@
-"""The next pass fits the cache and holds its drafts, and there is one as long as any fits."""
+"""`Situation.next_pass`: the next pass fits the KV cache and holds its drafts, and there is a next
+pass as long as plain decoding fits."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pass_runtime.decode.sequence import Request, SequenceState, Slot
 from pass_runtime.tuning.tuner import Tuner
 
 L = 6
-SHAPES = ("ar", "two-pass", "fused", "fused:3,1,0,2", "fused:1,0", "fused:2,2,1")
+MODES = ("ar", "two-pass", "fused", "fused:3,1,0,2", "fused:1,0", "fused:2,2,1")
 
 
 @st.composite
@@ -38,10 +39,10 @@ def slots_with(
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     able = draw(capabilities())
-    shapes, lookaheads = st.sampled_from(SHAPES), st.integers(0, L)
+    modes, lookaheads = st.sampled_from(MODES), st.integers(0, L)
     if able.fixed_lookahead is not None:
-        shapes, lookaheads = st.sampled_from(SHAPES[:3]), st.sampled_from([0, able.fixed_lookahead])
-    cycle = make_cycle(draw(shapes), draw(lookaheads))
+        modes, lookaheads = st.sampled_from(MODES[:3]), st.sampled_from([0, able.fixed_lookahead])
+    cycle = make_cycle(draw(modes), draw(lookaheads))
     longest = able.fixed_lookahead or L
     plans = [ar_plan(), *cycle.plans, *cycle.narrower().plans, verify_plan(longest)]
     allowed = [plan for plan in plans if able.allows([plan])]
@@ -62,45 +63,45 @@ def situations(draw: st.DrawFn) -> Situation:
 @given(situation=situations())
 def test_the_next_pass_fits_and_holds_its_drafts(situation: Situation):
     able, room = situation.capabilities, situation.room
-    found = situation.next_pass()
-    if found is None:
+    next_pass = situation.next_pass()
+    if next_pass is None:
         assert able.padded_width(ar_plan().width) > room
         return
-    plan, drafts_of = found
+    plan, drafts_by_slot = next_pass
     assert able.padded_width(plan.width) <= room
     assert able.allows([plan])
-    assert len(drafts_of) == len(situation.slots)
-    for drafts, state in zip(drafts_of, situation.slots, strict=True):
+    assert len(drafts_by_slot) == len(situation.slots)
+    for drafts, slot in zip(drafts_by_slot, situation.slots, strict=True):
         if drafts is not None:
             assert 0 < len(drafts) <= plan.drafts
-            assert state.ngram[: len(drafts)] == drafts
-    in_place = plan == situation.staged_plan
-    if not in_place and all(drafts is None for drafts in drafts_of):
+            assert slot.ngram[: len(drafts)] == drafts
+    is_staged = plan == situation.staged_plan
+    if not is_staged and all(drafts is None for drafts in drafts_by_slot):
         # A cycle begins with a plan that needs no drafts, and it fits as a whole.
         assert plan.width == 1 or plan.groups
         assert plan.max_emitted <= max(plan.max_emitted for plan in situation.cycle.plans)
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(mode=st.sampled_from(SHAPES), lookahead=st.integers(1, L), room=st.integers(1, 60))
-def test_drafts_are_always_verified(mode, lookahead, room):
-    """A window with drafts that fits is always verified, up to the end of the capacity."""
+@given(mode=st.sampled_from(MODES), lookahead=st.integers(1, L), room=st.integers(1, 60))
+def test_drafts_of_a_cycle_are_always_verified(mode, lookahead, room):
+    """A window with drafts that fits is the next pass, up to the end of the capacity."""
     able = Capabilities("test", 320, (256,), (64, 1))
     cycle, window = make_cycle(mode, lookahead), None
-    while found := Situation(cycle, window, room, able, [Slot(0)], DraftPolicy()).next_pass():
+    while next_pass := Situation(cycle, window, room, able, [Slot(0)], DraftPolicy()).next_pass():
         if window is not None and window.drafts and not window.is_fused:
-            assert found[0] == window
-        window, room = found[0].next, room - 1  # nothing is accepted
+            assert next_pass[0] == window
+        window, room = next_pass[0].next, room - 1  # no draft is accepted
     assert room == 0
 
 
-def test_room_for_an_ngram_draft_in_a_padded_window():
-    """Engines pad narrow windows: a plan of 3 rows writes 16 columns."""
+def test_ngram_drafts_need_room_for_a_padded_window():
+    """Engines pad narrow windows: a plan of 3 rows writes 16 entries of the cache."""
     able = Capabilities("test", 320, (256,), (64, 1), least_width=16)
-    state = Slot(0, ngram=(5, 6), match_length=3)
+    slot = Slot(0, ngram=(5, 6), match_length=3)
 
-    def found(room: int) -> NextPass | None:
-        return Situation(make_cycle("ar", 0), None, room, able, [state], DraftPolicy()).next_pass()
+    def next_pass(room: int) -> NextPass | None:
+        return Situation(make_cycle("ar", 0), None, room, able, [slot], DraftPolicy()).next_pass()
 
-    assert found(10) is None
-    assert found(16) == (verify_plan(2), ((5, 6),))
+    assert next_pass(10) is None
+    assert next_pass(16) == (verify_plan(2), ((5, 6),))

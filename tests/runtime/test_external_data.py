@@ -1,4 +1,5 @@
-"""Weights move to aligned offsets, and nothing else about a model changes: judged by onnx."""
+"""`align` and `link` of external_data.py: the weights of a saved model move to aligned offsets of a
+file, and nothing else about the model changes, as the library onnx reads it."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from pass_runtime.bundle.integrity import file_info
 
 BLOBS = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=3)
 TENSORS = st.lists(st.tuples(BLOBS, st.lists(BLOBS, max_size=2)), max_size=4)
-"""By tensor: its values (the first blob), and its packed forms, each of several blobs."""
+"""For each tensor: the blobs of which the first is its values, and its packed forms, each of which
+is several blobs."""
 
 
 def external(name: str, **entries: object) -> TensorProto:
+    """Return a tensor whose values are in another file. entries: say where."""
     tensor = TensorProto(name=name, data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL)
     for key, value in entries.items():
         tensor.external_data.add(key=key, value=str(value))
@@ -38,19 +41,20 @@ def model_of(*tensors: TensorProto) -> onnx.ModelProto:
     return model
 
 
-def written(directory: Path, tensors: list) -> onnx.ModelProto:
-    """A model as ONNX Runtime writes it: blobs in saved.data, and the entries that name them."""
+def write_model(directory: Path, tensors: list) -> onnx.ModelProto:
+    """Write a model as ONNX Runtime does: the blobs to saved.data, and to saved.onnx where they
+    are. Return the model."""
     protos, content = [], bytearray(b"?")
 
-    def place(blob: bytes) -> int:
+    def append(blob: bytes) -> int:
         content.extend(blob)
         return len(content) - len(blob)
 
     for number, (blobs, forms) in enumerate(tensors):
-        entries = {"offset": place(blobs[0]), "length": len(blobs[0])}
+        entries = {"offset": append(blobs[0]), "length": len(blobs[0])}
         tensor = external(f"t{number}", location="saved.data", **entries)
         for form in forms:
-            parts = [f"{place(blob)};{len(blob)};0" for blob in form]
+            parts = [f"{append(blob)};{len(blob)};0" for blob in form]
             packed = "|".join(["MatMul+123", *parts])
             tensor.external_data.add(key=f"prepacked_{len(form) - 1}", value=packed)
         protos.append(tensor)
@@ -71,10 +75,10 @@ def align_saved(directory: Path, alignment: int = 64) -> AlignedModel:
 def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int):
     with TemporaryDirectory() as name:
         directory = Path(name)
-        original = written(directory, tensors)
-        made = align_saved(directory, alignment)
-        assert made.files == {name: file_info(directory / name) for name in made.files}
-        assert set(made.files) == {"new.onnx", "new.data"}
+        original = write_model(directory, tensors)
+        aligned = align_saved(directory, alignment)
+        assert aligned.files == {name: file_info(directory / name) for name in aligned.files}
+        assert set(aligned.files) == {"new.onnx", "new.data"}
         content = (directory / "new.data").read_bytes()
         changed = onnx.load(directory / "new.onnx", load_external_data=False)
 
@@ -87,7 +91,7 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
         assert location.value == "new.data" and blob(offset.value, length.value) == blobs[0]
         for entry, form in zip(packed, forms, strict=True):
             assert [blob(*part.split(";")[:2]) for part in entry.value.split("|")[1:]] == form
-    for model in (original, changed):  # but for the values of the entries they are the same
+    for model in (original, changed):  # the same but for the offsets
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:
                 entry.value = entry.value.split("|")[0] if entry.key.startswith("prepacked") else ""
@@ -99,21 +103,21 @@ def test_every_blob_is_copied_to_an_aligned_place(tensors: list, alignment: int)
 def test_a_model_with_some_of_the_blobs_is_linked_to_their_file(
     tensors: list, kept: int, other: bool
 ):
-    """And one with another blob is not."""
+    """A model that has another blob (`other`) too is not."""
     with TemporaryDirectory() as name:
         directory = Path(name)
-        written(directory, tensors)
-        made = align_saved(directory)
+        write_model(directory, tensors)
+        aligned = align_saved(directory)
         some = [*tensors[:kept], *([([b"in none of them"], [])] if other else [])]
-        written(directory, some)
+        write_model(directory, some)
         names = directory / "saved.onnx", "saved.data", directory / "some.onnx", "some.data"
-        found = link(*names, directory / "new.data", made)
+        linked = link(*names, directory / "new.data", aligned)
         if other:
-            assert found is None and not (directory / "some.data").exists()
+            assert linked is None and not (directory / "some.data").exists()
             return
-        assert found is not None and (directory / "some.data").samefile(directory / "new.data")
-        assert set(found.files) == {"some.onnx", "some.data"}
-        assert found.files == {name: file_info(directory / name) for name in found.files}
+        assert linked is not None and (directory / "some.data").samefile(directory / "new.data")
+        assert set(linked.files) == {"some.onnx", "some.data"}
+        assert linked.files == {name: file_info(directory / name) for name in linked.files}
         changed = onnx.load(directory / "some.onnx", load_external_data=False)
         content = (directory / "new.data").read_bytes()
     for tensor, (blobs, _) in zip(changed.graph.initializer, some, strict=False):
@@ -139,7 +143,7 @@ def test_a_model_of_an_unknown_format_is_refused(tmp_path: Path, entries: dict[s
         align_saved(tmp_path)
 
 
-def test_weights_elsewhere_in_the_model_are_refused(tmp_path: Path):
+def test_external_values_of_an_attribute_are_refused(tmp_path: Path):
     model = model_of()
     tensor = external("t", **SAVED)
     model.graph.node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=tensor)
@@ -151,11 +155,11 @@ def test_weights_elsewhere_in_the_model_are_refused(tmp_path: Path):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
-    """No damage raises another exception or leads to an endless loop."""
+def test_a_damaged_model_is_copied_or_refused_as_of_an_unknown_format(data: st.DataObject):
+    """One byte changes and the end is cut off: no other exception comes, and no endless loop."""
     with TemporaryDirectory() as name:
         directory = Path(name)
-        written(directory, [([b"1234"], [[b"56"]])])
+        write_model(directory, [([b"1234"], [[b"56"]])])
         content = bytearray((directory / "saved.onnx").read_bytes())
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
         (directory / "saved.onnx").write_bytes(content[: data.draw(st.integers(0, len(content)))])
@@ -166,18 +170,18 @@ def test_a_damaged_model_is_refused_or_copied(data: st.DataObject):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("absolute", [False, True])
 def test_a_bundle_of_links_opens(random_bundle, tmp_path, kind, absolute):
-    def text(bundle):
+    def token_ids(bundle):
         with load(bundle) as session:
             return session.generate("The", GenerateOptions(max_new_tokens=8)).result().token_ids
 
-    found = bundle_of_links(random_bundle, tmp_path, kind, absolute)
-    assert text(found) == text(random_bundle)
-    trunk = next(path for path in sorted(found.iterdir()) if path.name.endswith(".onnx.data"))
+    copy = bundle_of_links(random_bundle, tmp_path, kind, absolute)
+    assert token_ids(copy) == token_ids(random_bundle)
+    trunk = next(path for path in sorted(copy.iterdir()) if path.name.endswith(".onnx.data"))
     content = bytearray(trunk.read_bytes())
     content[100] ^= 1
     trunk.resolve().write_bytes(bytes(content))
     with pytest.raises(PassError, match="does not match its SHA-256"):
-        text(found)
+        token_ids(copy)
     trunk.resolve().unlink()
     with pytest.raises(PassError, match="is missing"):
-        text(found)
+        token_ids(copy)

@@ -1,4 +1,5 @@
-"""A forked process may not use its parent's session: the error says why, and it can end."""
+"""A process that was forked cannot use the session of its parent: calls raise an error that says
+so. The process can end, and the parent goes on."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ print("parent", len(under_way.result().token_ids), again == before)
 
 
 @pytest.mark.slow
-def test_a_forked_process_is_refused_and_can_end(tiny_bundle: Path):
+def test_a_forked_process_cannot_use_the_session_and_can_end(tiny_bundle: Path):
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines() == [

@@ -1,4 +1,5 @@
-"""The runtime stands on numpy and an engine, and the server on the public names of the runtime."""
+"""What modules may import: the runtime no framework and only the parts that the architecture names,
+the server only public names of the runtime."""
 
 from __future__ import annotations
 
@@ -33,18 +34,18 @@ ROOMS = {  # what each room of docs/architecture.md may import, besides EVERYWHE
 
 
 def imported_modules(source: str) -> set[str]:
-    """Top-level packages that `source` imports anywhere, in functions too."""
-    found = set()
+    """Return the top-level packages that `source` imports anywhere, in functions too."""
+    packages = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            packages.add(node.module.partition(".")[0])
+    return packages
 
 
 def loaded_by(module: str) -> set[str]:
-    """Top-level packages that a process has loaded after `import module`."""
+    """Return the top-level packages that a process has loaded after `import module`."""
     code = f"import {module}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -66,7 +67,7 @@ def test_no_source_imports_a_framework(path):
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Rooms of the runtime that the file imports anywhere."""
+    """Return the rooms of the runtime that the file imports from anywhere."""
     modules = (
         n.module
         for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -86,34 +87,34 @@ def test_a_room_imports_only_what_the_architecture_says(room):
 
 
 def not_public(source: str) -> list[str]:
-    """What `source` imports from the runtime that is not a name of `pass_runtime.__all__`."""
-    found = []
+    """Return what `source` imports from the runtime beside the names of `pass_runtime.__all__`."""
+    imported = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             public = PUBLIC_NAMES if node.module == "pass_runtime" else ()
             names = [alias.name for alias in node.names if alias.name not in public]
-            found += [f"{node.module}.{name}" for name in names]
-    return [name for name in found if name.partition(".")[0] == "pass_runtime"]
+            imported += [f"{node.module}.{name}" for name in names]
+    return [name for name in imported if name.partition(".")[0] == "pass_runtime"]
 
 
 PUBLIC_NAMES = set(pass_runtime.__all__)
-OF_THE_COMMAND = ("pass_runtime.cli.flags", "pass_runtime.commands.errors.")
+SHARED_BY_COMMANDS = ("pass_runtime.cli.flags", "pass_runtime.commands.errors.")
 """What `pass-run serve` and its flags share with the other commands."""
 
 
 @pytest.mark.parametrize("path", SERVER_SOURCES, ids=lambda path: path.name)
 def test_the_server_uses_public_names_only(path):
-    allowed = OF_THE_COMMAND if path.name in ("command.py", "flags.py") else ()
+    allowed = SHARED_BY_COMMANDS if path.name in ("command.py", "flags.py") else ()
     for name in not_public(path.read_text(encoding="utf-8")):
         assert name.startswith(allowed), name
 
 
 def test_every_public_name_is_there_and_documented():
     for name in PUBLIC_NAMES:
-        found = getattr(pass_runtime, name)
-        assert not callable(found) or found.__doc__, name
+        value = getattr(pass_runtime, name)
+        assert not callable(value) or value.__doc__, name
 
 
 @pytest.mark.slow
@@ -122,15 +123,15 @@ def test_the_runtime_never_imports_the_server():
         assert "pass_server" not in imported_modules(path.read_text(encoding="utf-8")), path
 
 
-def test_the_model_for_triton_needs_nothing_of_the_extra_serve():
+def test_the_model_for_triton_needs_no_package_of_the_extra_serve():
     of_serve = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
     assert not loaded_by("pass_server.triton.model") & of_serve
 
 
 def test_the_scan_sees_every_form_of_import():
     function = "def f():\n    from onnx.helper import x\n    import transformers as t\n"
-    found = imported_modules("import os, torch.nn\n" + function)
-    assert found == {"os", "torch", "onnx", "transformers"}
+    packages = imported_modules("import os, torch.nn\n" + function)
+    assert packages == {"os", "torch", "onnx", "transformers"}
     assert len(SOURCES) > 10  # the glob found the package
     sources = [
         "import pass_runtime.session",

@@ -1,4 +1,5 @@
-"""Log-probabilities are the model's own, the same for every plan, and only given if asked for."""
+"""Log-probabilities of tokens are the model's own, the same with every plan, and only a request
+that asks for them gets them."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ PLANS = [
 ]
 PROMPT = [5, 6, 7, 8, 5, 6]
 ROUNDING = 2e-3
+"""How much a log-probability may differ: plans compute a row beside different numbers of others."""
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +39,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def test_logprobs_are_the_log_softmax_of_the_logits_for_every_plan(
     session: Session, sampling: SamplingParams
 ):
-    """Before temperature and truncation."""
-    asked = {"sampling": sampling, "logprobs": 5, "ignore_eos": True}
+    """Of the logits before temperature and truncation."""
+    fields = {"sampling": sampling, "logprobs": 5, "ignore_eos": True}
     streams = [
-        session.generate_ids(PROMPT, GenerateOptions(24, plan=plan, draft=draft, **asked)).result()
+        session.generate_ids(PROMPT, GenerateOptions(24, plan=plan, draft=draft, **fields)).result()
         for plan, draft in PLANS
     ]
     written = streams[0].token_ids
@@ -51,16 +53,16 @@ def test_logprobs_are_the_log_softmax_of_the_logits_for_every_plan(
         expected = log_softmax(session.backend.logits(ar_plan())[0, 0])
         best = np.sort(expected)[::-1][:5]
         for stream in streams:
-            found = stream.tokens[i].logprobs
-            assert found is not None and len(found.top) == 5
-            assert found.logprob == pytest.approx(expected[token], abs=ROUNDING)
-            ids, values = zip(*found.top, strict=True)
+            logprobs = stream.tokens[i].logprobs
+            assert logprobs is not None and len(logprobs.top) == 5
+            assert logprobs.logprob == pytest.approx(expected[token], abs=ROUNDING)
+            ids, values = zip(*logprobs.top, strict=True)
             assert values == pytest.approx(best, abs=ROUNDING)
             assert values == pytest.approx(expected[list(ids)], abs=ROUNDING)
 
 
 def test_only_a_request_that_asks_gets_logprobs(session: Session):
-    """Also in a batch with one that does not ask."""
+    """Also if both decode side by side."""
     options = GenerateOptions(30, plan="two-pass", ignore_eos=True)
     streams = [
         session.generate_ids(PROMPT, replace(options, logprobs=count)) for count in (0, None)

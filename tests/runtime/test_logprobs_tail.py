@@ -1,4 +1,4 @@
-"""tail.logprobs.onnx against its definition in numpy."""
+"""The graph tail.logprobs.onnx computes what its definition in numpy does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_graph_numpy_and_scipy_agree(vocab, data):
     # With the offset, exp of the logits would overflow.
     offset = data.draw(st.sampled_from([0.0, -200.0, 200.0]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    # No two are equal.
+    # No two logits are equal.
     logits = (rng.permuted(np.arange(batch * width * vocab)) / vocab).reshape(batch, width, vocab)
     logits = (offset + spread * logits / logits.max()).astype(np.float32)
     emitted = rng.integers(0, vocab, (batch, emits))
@@ -80,7 +80,7 @@ def test_windows_of_any_width_give_the_same():
 
 
 def test_missing_drafts_change_no_other_entry():
-    """Their id is V."""
+    """The id of a missing draft is V, the size of the vocabulary."""
     rng = np.random.default_rng(2)
     logits = rng.normal(0, 3, (1, 3, 37)).astype(np.float32)
     chosen, beside = (run(logits, np.array([[4, 9, last]]))[0] for last in (5, 37))
@@ -88,7 +88,7 @@ def test_missing_drafts_change_no_other_entry():
     assert np.isfinite(beside).all()
 
 
-def test_the_file_of_a_bundle(tmp_path: Path):
+def test_the_manifest_describes_the_inputs_and_outputs_of_the_file(tmp_path: Path):
     described = write_logprobs(tmp_path, 37)
     assert [path.name for path in tmp_path.iterdir()] == [described.file] == ["tail.logprobs.onnx"]
     graph = ort.InferenceSession(tmp_path / described.file, providers=["CPUExecutionProvider"])

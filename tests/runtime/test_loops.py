@@ -1,4 +1,5 @@
-"""Where the loop of a text starts, which part of the text counts, and the passes that write it."""
+"""Loops of texts: where a text begins to repeat itself, which part of it counts in measurements of
+real use, and the passes that write this part."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ DISTINCT = st.integers(0, 60).map(lambda size: list(range(1000, 1000 + size)))
 PERIODS = st.integers(1, MAX_PERIOD_TOKENS).map(lambda period: list(range(period)))
 
 
-def needed(period: int) -> int:
-    """The least tokens of a loop that is found anywhere in a text."""
+def least_loop(period: int) -> int:
+    """Return the fewest tokens of a loop that is found anywhere in a text."""
     return max(LOOP_REPEATS * period, MIN_LOOP_TOKENS)
 
 
 @settings(deadline=None)
 @given(DISTINCT, PERIODS, st.integers(0, 100), DISTINCT)
-def test_a_loop_starts_behind_its_first_period(before, period, more, after):
-    length = needed(len(period)) + more
+def test_a_loop_starts_after_its_first_period(before, period, more, after):
+    length = least_loop(len(period)) + more
     loop = [period[i % len(period)] for i in range(length)]
     text = [*before, *loop, *(token + 5000 for token in after)]
     assert loop_start(text) == len(before) + len(period)
@@ -35,8 +36,8 @@ def test_a_loop_starts_behind_its_first_period(before, period, more, after):
 
 @settings(deadline=None)
 @given(DISTINCT, PERIODS, st.integers(0, 200), st.integers(1, 9))
-def test_too_few_repeats_are_none(before, period, length, after):
-    length %= needed(len(period))
+def test_too_few_repeats_are_no_loop(before, period, length, after):
+    length %= least_loop(len(period))
     loop = [period[i % len(period)] for i in range(length)]
     assert loop_start([*before, *loop, *range(2000, 2000 + after)]) is None
 
@@ -52,7 +53,7 @@ def test_a_text_that_ends_in_its_second_repeat_loops(before, period):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=120))
-def test_a_loop_that_is_found_repeats_a_period(text):
+def test_every_loop_repeats_a_period(text):
     """From its start on, over at least as many tokens as a loop has."""
     start = loop_start(text)
     if start is None:
@@ -68,8 +69,8 @@ def test_a_loop_that_is_found_repeats_a_period(text):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 1), max_size=150), st.lists(st.integers(0, 1), max_size=50))
-def test_a_longer_text_has_no_later_loop(text, more):
-    """Unless the loop counts only because the text ends in it."""
+def test_in_a_longer_text_the_loop_starts_no_later(text, more):
+    """The token 7 ends all repeats: some loops count only because the text ends in them."""
     start, longer = loop_start([*text, 7]), loop_start([*text, 7, *more])
     assert start is None or (longer is not None and longer <= start)
 
