@@ -1,4 +1,5 @@
-"""Constraints that would take all time, memory or stack are refused, and delay no other request."""
+"""Compiling constraints (`Grammars`): those that would take too much time, memory or stack are
+refused and delay no other request; and no text of a constraint comes to a dead end."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from pass_runtime.text.grammar import ConstraintStopped, Grammars, TooManyConstr
 END = 0
 
 
-def tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
+    """Return a tokenizer of bytes, with tokens for 2, 4, 8 and 16 times the letter x."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     runs = ["x" * count for count in (2, 4, 8, 16)]
     merges = [(run[: len(run) // 2],) * 2 for run in runs]
@@ -33,33 +35,36 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-TOKENIZER = tokenizer()
-SIZE = TOKENIZER.get_vocab_size()
+TOKENIZER = make_tokenizer()
+VOCAB_SIZE = TOKENIZER.get_vocab_size()
 
 
 @pytest.fixture
 def grammars():
-    made = Grammars(TOKENIZER, SIZE, [END])
+    made = Grammars(TOKENIZER, VOCAB_SIZE, [END])
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def shared():
-    made = Grammars(TOKENIZER, SIZE, [END])
+    made = Grammars(TOKENIZER, VOCAB_SIZE, [END])
     yield made
     made.close()
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The constraints that children were given."""
-    found: list[dict] = []
+    """Return a list of the constraints that child processes are given from now on."""
+    values: list[dict] = []
     call = ChildPool.call
-    monkeypatch.setattr(
-        ChildPool, "call", lambda pool, value: (found.append(value), call(pool, value))[1]
-    )
-    return found
+
+    def record_and_call(pool, value):
+        values.append(value)
+        return call(pool, value)
+
+    monkeypatch.setattr(ChildPool, "call", record_and_call)
+    return values
 
 
 def chain(count: int, of) -> dict:
@@ -69,16 +74,18 @@ def chain(count: int, of) -> dict:
 
 
 def rules(letter: str, count: int) -> str:
+    """Return a grammar of rules (terminals, if the letter is large), each made of the next."""
     lines = [f"{letter}{i}: {letter}{i + 1}" for i in range(count)]
     return "\n".join([f"start: {letter}0", *lines, f'{letter}{count}: "x"'])
 
 
 def patterns(count: int) -> dict:
+    """Return a schema of strings that match so many patterns, which is slow to compile."""
     return {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(count)]}
 
 
-DEEP = "is too complex to compile: it is nested too deeply; simplify it"
-LONG = (
+NESTED_TOO_DEEPLY = "is too complex to compile: it is nested too deeply; simplify it"
+TOO_LARGE = (
     r"is too complex to compile: it (takes more than 2 seconds|needs more than 256 MiB of "
     r"memory); simplify it"
 )
@@ -87,13 +94,16 @@ NULL = {"type": "null"}
 MANY_PROPERTIES = {"type": "object", "properties": {f"p{i}": NULL for i in range(2000)}}
 MANY_WORDS = " | ".join(f'"w{i}"' for i in range(2500))
 ATTACKS = {
-    "references": ({"json_schema": chain(3000, lambda of: of)}, DEEP),
-    "chain of allOf": ({"json_schema": chain(1500, lambda of: {"allOf": [of]})}, DEEP),
-    "chain of anyOf": ({"json_schema": chain(1500, lambda of: {"anyOf": [of, NULL]})}, DEEP),
-    "rules": ({"grammar": rules("r", 9000)}, DEEP),
-    "terminals": ({"grammar": rules("T", 9000)}, DEEP),
-    "patterns": ({"json_schema": patterns(23)}, LONG),
-    "more patterns": ({"json_schema": patterns(39)}, LONG),
+    "references": ({"json_schema": chain(3000, lambda of: of)}, NESTED_TOO_DEEPLY),
+    "chain of allOf": ({"json_schema": chain(1500, lambda of: {"allOf": [of]})}, NESTED_TOO_DEEPLY),
+    "chain of anyOf": (
+        {"json_schema": chain(1500, lambda of: {"anyOf": [of, NULL]})},
+        NESTED_TOO_DEEPLY,
+    ),
+    "rules": ({"grammar": rules("r", 9000)}, NESTED_TOO_DEEPLY),
+    "terminals": ({"grammar": rules("T", 9000)}, NESTED_TOO_DEEPLY),
+    "patterns": ({"json_schema": patterns(23)}, TOO_LARGE),
+    "more patterns": ({"json_schema": patterns(39)}, TOO_LARGE),
     "left recursion": ({"grammar": "start: start"}, NO_TOKEN),
     "properties": ({"json_schema": MANY_PROPERTIES}, "max is 2000"),
     "alternatives": ({"grammar": f"start: {MANY_WORDS}"}, "max is 2000"),
@@ -108,17 +118,18 @@ ATTACKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fields", "why"), ATTACKS.values(), ids=ATTACKS)
-def test_an_attack_is_refused_in_one_line_and_repeating_it_is_free(shared, calls, fields, why):
+def test_an_attack_is_refused_in_one_line_and_is_compiled_only_once(shared, calls, fields, why):
     for _ in range(2):
         with pytest.raises(PassError, match=why) as refusal:
             shared.start(Constraint(**fields))
         assert len(str(refusal.value).splitlines()) == 1
         assert len(str(refusal.value)) < 400
-    assert 1 <= len(calls) <= 2, "one call of each child, and none for the repetition"
+    # One call of each child, that for quick jobs and that for others, and none for the repetition.
+    assert 1 <= len(calls) <= 2
     assert shared.start(Constraint(regex="[ab]+")).forced() == ()
 
 
-def test_what_is_large_but_simple_is_taken(shared):
+def test_large_but_simple_constraints_are_compiled(shared):
     shared.start(Constraint(choice=[f"w{i}" for i in range(3000)]))
     shared.start(Constraint(json_schema={"properties": {f"p{i}": NULL for i in range(300)}}))
     shared.start(Constraint(json_schema=chain(100, lambda of: of)))
@@ -153,8 +164,8 @@ def test_equal_constraints_at_once_are_compiled_once(grammars, calls):
 
 def test_a_long_compilation_delays_no_other_constraint(grammars, monkeypatch):
     """Neither a short one nor one that is compiled already."""
-    known = Constraint(regex="known")
-    grammars.start(known)
+    compiled = Constraint(regex="compiled")
+    grammars.start(compiled)
     released, call = threading.Event(), ChildPool.call
 
     def held(pool, value):
@@ -169,7 +180,7 @@ def test_a_long_compilation_delays_no_other_constraint(grammars, monkeypatch):
     waiting = [grammars.prepare(Constraint(regex="long")) for _ in range(5)]
     for i in range(5):
         grammars.start(Constraint(regex=f"short{i}"))
-    grammars.start(known)
+    grammars.start(compiled)
     assert not any(future.done() for future in waiting)
     released.set()
     assert len({id(future.result(60)) for future in waiting}) == 1
@@ -223,11 +234,11 @@ def test_computing_masks_makes_a_cached_grammar_larger(grammars):
     state = grammars.start(Constraint(regex="([ab]*a[ab]{60})+"))
     (kept,) = grammars._cached.values()
     before = kept.bytes
-    walk(state, itertools.cycle("ab"), 30)
+    write_tokens(state, itertools.cycle("ab"), 30)
     assert kept.bytes > before
 
 
-def test_close_ends_what_is_under_way(grammars, monkeypatch):
+def test_close_ends_running_compilations(grammars, monkeypatch):
     begun = threading.Event()
     call = ChildPool.call
     monkeypatch.setattr(ChildPool, "call", lambda *args: (begun.set(), call(*args))[1])
@@ -244,18 +255,18 @@ def test_close_ends_what_is_under_way(grammars, monkeypatch):
 
 def test_a_model_without_an_end_is_refused():
     with pytest.raises(PassError, match="no token that ends a text"):
-        Grammars(TOKENIZER, SIZE, []).start(Constraint(regex="a"))
+        Grammars(TOKENIZER, VOCAB_SIZE, []).start(Constraint(regex="a"))
 
 
-def test_nothing_is_started_without_a_constraint(monkeypatch):
+def test_no_thread_is_started_without_a_constraint():
     before = threading.active_count()
-    Grammars(TOKENIZER, SIZE, [END]).close()
+    Grammars(TOKENIZER, VOCAB_SIZE, [END]).close()
     assert threading.active_count() == before
 
 
-def walk(state, texts, count: int) -> None:
-    """Write `count` tokens of these texts, with masks, as decoding does."""
-    allowed = np.zeros((1, -(-SIZE // 32)), np.uint32)
+def write_tokens(state, texts, count: int) -> None:
+    """Write the tokens of the first `count` texts, each with a mask before it, as decoding does."""
+    allowed = np.zeros((1, -(-VOCAB_SIZE // 32)), np.uint32)
     for text in itertools.islice(texts, count):
         state.forced()
         state.fill(allowed, ())
@@ -272,13 +283,13 @@ AMBIGUOUS = [
 
 @pytest.mark.parametrize("text", AMBIGUOUS)
 def test_an_ambiguous_grammar_ends_its_own_text(shared, text):
-    """By the limit of a step or by the budget; another text has its own budget."""
+    """By the limit of one token or the budget of its text; other texts have their own budgets."""
     state = shared.start(Constraint(grammar=text))
     started, message = time.thread_time(), "cannot be followed further|takes more than 2 ms a token"
     with pytest.raises(ConstraintStopped, match=message):
-        walk(state, itertools.repeat("x" * 16), 400)
+        write_tokens(state, itertools.repeat("x" * 16), 400)
     assert time.thread_time() - started < 20 * grammar.START_CPU_SECONDS
-    walk(shared.start(Constraint(grammar=text)), itertools.repeat("x"), 3)
+    write_tokens(shared.start(Constraint(grammar=text)), itertools.repeat("x"), 3)
 
 
 def test_the_budget_counts_every_call_and_grows_with_the_rows(shared, monkeypatch):
@@ -286,7 +297,7 @@ def test_the_budget_counts_every_call_and_grows_with_the_rows(shared, monkeypatc
     monkeypatch.setattr(grammar.time, "thread_time", lambda: 0.001 * next(clock))  # 1 ms a call
     monkeypatch.setattr(grammar, "START_CPU_SECONDS", 0.1)
     state = shared.start(Constraint(regex="x*"))
-    allowed = np.zeros((3, -(-SIZE // 32)), np.uint32)
+    allowed = np.zeros((3, -(-VOCAB_SIZE // 32)), np.uint32)
     drafts = [TOKENIZER.token_to_id("x")] * 2
     for _ in range(200):
         state.fill(allowed, drafts)  # three rows in 1 ms
@@ -299,10 +310,10 @@ def test_the_budget_counts_every_call_and_grows_with_the_rows(shared, monkeypatc
     state.fill(allowed, drafts)
 
 
-def test_a_stopped_draft_row_leaves_the_rows_before(shared):
-    """So that the budget never changes a text."""
+def test_the_mask_of_a_row_does_not_depend_on_a_later_row_that_is_stopped(shared):
+    """Otherwise the budget, which drafts use up too, would change a text."""
     state = shared.start(Constraint(grammar=AMBIGUOUS[0]))
-    allowed = np.zeros((2, -(-SIZE // 32)), np.uint32)
+    allowed = np.zeros((2, -(-VOCAB_SIZE // 32)), np.uint32)
     state.fill(allowed, [TOKENIZER.token_to_id("x")])
     first = allowed[0].copy()
     allowed[:] = 0
@@ -366,7 +377,8 @@ WITH_DEAD_ENDS = {
 
 @pytest.mark.parametrize(("schema", "names"), WITH_DEAD_ENDS.values(), ids=WITH_DEAD_ENDS)
 def test_no_text_of_a_schema_comes_to_a_dead_end(schema, names):
-    """Over bytes: every text that may begin can end, and no property without values may appear."""
+    """After every text that the grammar allows, it allows another byte or the end; and only these
+    `names` of properties appear. Up to 400 texts are followed, byte by byte."""
     from llguidance import LLMatcher, LLTokenizer
 
     from pass_runtime.text.constraint import JSON_FORM
@@ -375,24 +387,24 @@ def test_no_text_of_a_schema_comes_to_a_dead_end(schema, names):
     schema = json.loads(json.dumps(schema))
     text = json.dumps(without_dead_ends(schema))
     grammar = LLMatcher.grammar_from_json_schema(text, overrides=JSON_FORM)
-    tokenizer, left, seen, ends = LLTokenizer("byte"), [b""], set(), []
-    while left:
-        text = left.pop()
+    tokenizer, pending, seen, values = LLTokenizer("byte"), [b""], set(), []
+    while pending:
+        text = pending.pop()
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         assert matcher.try_consume_tokens(list(text)) == len(text)
         if matcher.is_accepting():
-            ends.append(json.loads(text))
+            values.append(json.loads(text))
         mask = matcher.compute_bitmask()
         bits = [(8 * i + bit, byte >> bit & 1) for i, byte in enumerate(mask) for bit in range(8)]
         allowed = [token for token, is_set in bits if is_set]
         assert allowed or matcher.is_accepting(), text
-        # Commas are followed first.
+        # A comma is followed first, as the last text of the list: it leads to more names.
         for token in sorted(allowed, key=lambda token: token == ord(",")):
-            more = text + bytes([token]) if token < 256 else text
-            if token < 256 and len(more) < 60 and more not in seen and len(seen) < 400:
-                seen.add(more)
-                left.append(more)
-    assert {name for end in ends for name in end} <= names
+            longer = text + bytes([token]) if token < 256 else text  # others are no bytes
+            if token < 256 and len(longer) < 60 and longer not in seen and len(seen) < 400:
+                seen.add(longer)
+                pending.append(longer)
+    assert {name for value in values for name in value} <= names
 
 
 @pytest.mark.parametrize(
@@ -418,7 +430,7 @@ def test_a_schema_without_a_finite_value_is_refused(shared, schema):
         ({"type": "nope"}, "Invalid type: nope"),
     ],
 )
-def test_a_schema_in_a_grammar_is_named_by_its_title(shared, part, why):
+def test_the_error_names_the_schema_of_a_grammar_by_its_title(shared, part, why):
     schemas = [{"title": "first"}, {"title": "second", "properties": {"a": part}}]
     rules = [
         f"r{i}: %json {json.dumps({'type': 'object'} | schema)}" for i, schema in enumerate(schemas)
@@ -429,7 +441,7 @@ def test_a_schema_in_a_grammar_is_named_by_its_title(shared, part, why):
     assert why in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_finite_recursion_is_kept():
+def test_schemas_whose_recursion_can_end_are_unchanged():
     from pass_runtime.text.dead_ends import without_dead_ends
 
     reference = {"$ref": "#/$defs/T"}

@@ -1,7 +1,9 @@
-"""Tails with a draft head against numpy (`pass_exporter.tails.definitions`), given the graph's
-drafts before each.
+"""Tails with a draft head choose the drafts that their definition in numpy does
+(`pass_exporter.tails.definitions`). For each draft, the definition is given the drafts that the
+graph chose before it.
 
-Where the graph draws another token than numpy does, the two must be a near-tie of float32 rounding.
+Where the graph draws another token than numpy does, the scores of the two must be a near-tie, which
+rounding in float32 may decide either way.
 """
 
 from __future__ import annotations
@@ -28,15 +30,16 @@ from pass_runtime.bundle.reference import (
 )
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 
-# Of 1024 and 2048 tokens some are candidates, of the others all.
+# With 1024 and 2048 tokens, some are candidates for drafts; with the other sizes, all are.
 VOCABS = (24, 37, 1024, 1501, 2048)
-DRAFTING = [plan for plan in (*PLANS, *PRUNED) if plan.next.drafts]
+DRAFTING_PLANS = [plan for plan in (*PLANS, *PRUNED) if plan.next.drafts]
 
 
 def next_drafts(
     plan: Plan, logits, hidden, out: dict, b: int, accepted: int
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Of request b: its next drafts, their positions after `length`, and adjusted logits [D,V]."""
+    """Return the next drafts of request b, their positions after `length` [D], and the logits [D,V]
+    that the draft head adjusted. logits [Q,V] and hidden are those of the request."""
     rows, vocab = group_at(plan, accepted), logits.shape[1]
     window = out["next_ids"][b].tolist()
     root, drafts = window[0], window[1 : 1 + len(rows)]
@@ -51,6 +54,7 @@ def next_drafts(
 
 
 def check_drawn(scores: np.ndarray, token: int, what: object) -> None:
+    """Check that the token has the best score, but for a near-tie. what: a message."""
     best = int(scores.argmax())
     assert token == best or abs(float(scores[best] - scores[token])) < NEAR_TIE, what
 
@@ -73,14 +77,14 @@ def make_batch(plan: Plan, vocab: int, batch: int, spread: float, rng, *, ties: 
 @given(data=st.data())
 def test_drafts_are_those_of_the_definition(sampler, vocab, data):
     """For any request in any batch, masked or not; all other outputs are as without a head."""
-    plan = data.draw(st.sampled_from(DRAFTING))
+    plan = data.draw(st.sampled_from(DRAFTING_PLANS))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     spread = data.draw(st.sampled_from([0.5, 3.0, 12.0]))
     given = make_batch(plan, vocab, len(active), spread, rng, ties=data.draw(st.booleans()))
-    for b, own in enumerate(params):
-        samples = oracle_samples(plan, given["logits"][b], int(given["length"][b]), own)
+    for b, sampling in enumerate(params):
+        samples = oracle_samples(plan, given["logits"][b], int(given["length"][b]), sampling)
         accepted = data.draw(st.integers(0, plan.drafts))
         planted = plant_drafts(samples, plan.drafts, accepted, vocab, rng)
         given["ids"][b, 1 : 1 + plan.drafts] = planted
@@ -89,15 +93,15 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
     for name in ("emitted", "count", "next_length"):
         np.testing.assert_array_equal(out[name], without[name])
     assert out["next_ids"][:, 0].tolist() == without["next_ids"][:, 0].tolist()
-    for b, own in enumerate(params):
+    for b, sampling in enumerate(params):
         if active[b]:
             length, accepted = int(given["length"][b]), int(out["count"][b]) - 1
             request = given["logits"][b], given["hidden"][b], out, b, accepted
             drafts, depth, adjusted = next_drafts(plan, *request)
-            scores = gumbel_scores(adjusted, length + depth, own) if drafts else []
+            scores = gumbel_scores(adjusted, length + depth, sampling) if drafts else []
             for j, token in enumerate(drafts):
                 assert adjusted[j, token] > -np.inf
-                check_drawn(scores[j], token, (plan.name, j, own))
+                check_drawn(scores[j], token, (plan.name, j, sampling))
 
 
 @pytest.mark.parametrize("vocab", [24, 1024])
@@ -107,7 +111,7 @@ def test_drafts_are_those_of_the_definition(sampler, vocab, data):
 @pytest.mark.parametrize(
     "params", [SamplingParams(0.8, seed=5), SamplingParams(0.8, 9, seed=5)], ids=["", "top-k"]
 )
-def test_by_rejection_q_is_what_drafts_were_chosen_by(params, plan, vocab):
+def test_by_rejection_q_is_the_distribution_that_drafts_were_drawn_from(params, plan, vocab):
     batch, rng = plan.drafts + 1, np.random.default_rng(plan.width)
     given = make_batch(plan, vocab, batch, 2.0, rng, ties=False)
     # Request b has b drafts that the model accepts, and then missing ones.
@@ -143,7 +147,7 @@ def test_every_draft_follows_the_one_before(sampler, vocab):
     plan, rng = draft_plan(3), np.random.default_rng(1)
     given = make_batch(plan, vocab, 1, 0.5, rng, ties=False)
     given = {name: np.repeat(value, 16, 0) for name, value in given.items()}
-    given["logits"][np.arange(16), 0, np.arange(16)] = 60  # the new root
+    given["logits"][np.arange(16), 0, np.arange(16)] = 60  # the new root of request i is token i
     top = {"top_k": 20} if sampler == "truncated" else {}
     params = SamplingParams(0.0 if sampler == "greedy" else 0.1, seed=3, **top)
     windows = run_tail(plan, sampler, params=[params] * 16, **given)["next_ids"]
@@ -154,7 +158,7 @@ def test_every_draft_follows_the_one_before(sampler, vocab):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("plan", DRAFTING[:6], ids=lambda plan: plan.name)
+@pytest.mark.parametrize("plan", DRAFTING_PLANS[:6], ids=lambda plan: plan.name)
 @pytest.mark.parametrize("build", [build_tail, build_rejection_tail])
 def test_outputs_may_lie_in_the_memory_of_the_inputs(build, plan, sampler):
     if build is build_tail or sampler != "greedy":

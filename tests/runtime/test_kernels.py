@@ -1,4 +1,5 @@
-"""What the CPU's kernels compute is tested once, and the backend follows it (see tests/cpus)."""
+"""`find_kernels` finds how the CPU's kernels round, and the backend chooses graphs, paddings and
+caches by the result. Tests pretend other results; tests/cpus emulates CPUs that have them."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ PROMPT = np.random.default_rng(0).integers(4, 200, 40).tolist()
 
 
 def pretend(patch: pytest.MonkeyPatch, found: Kernels) -> None:
+    """Let backends that are opened from now on find these kernels."""
     for module in (ort_backend, trunks):
         patch.setattr(module, "find_kernels", lambda _manifest: found)
 
@@ -49,14 +51,14 @@ def test_the_graph_of_a_probe_computes_the_product(monkeypatch):
     rows = random.integers(0, 100, (3, 64), np.uint8)
     weights = random.integers(-100, 100, (64, 16), np.int8)
     session = _open("MatMulInteger", "", {}, (UINT8, 64), INT32, weights=weights)
-    # These are too small to saturate.
+    # With these numbers no sum saturates, on any CPU.
     assert np.array_equal(_run(session, rows), rows.astype(np.int64) @ weights)
 
 
 @pytest.mark.parametrize(
     ("sums", "rows"), [(True, {4: 1, 8: 1}), (False, {4: 2, 8: 1}), (True, {4: 1, 8: None})]
 )
-def test_a_bundle_needs_what_its_formats_need(
+def test_the_rows_of_a_bundle_are_the_most_that_one_of_its_formats_needs(
     tiny_bundle: Path,
     monkeypatch,
     sums: bool,
@@ -80,9 +82,9 @@ def test_older_bundles_in_int4_have_blocks_of_32(tiny_bundle: Path):
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_padded_rows_change_nothing(adapter_bundle: Path, monkeypatch, slots: int):
-    """Texts and K/V, with the whole capacity."""
+    """Neither the texts nor the capacity; only one slot needs padding, as a batch has two rows."""
 
-    def found() -> list[object]:
+    def texts_and_capacity() -> list[object]:
         with load(adapter_bundle, "cpu", threads=1, max_batch_size=slots, capacity=64) as session:
             texts = []
             for plan in ("ar", "two-pass", "fused"):
@@ -91,9 +93,9 @@ def test_padded_rows_change_nothing(adapter_bundle: Path, monkeypatch, slots: in
                 texts.append(session.generate_ids(PROMPT, options).result().token_ids)
             return [texts, session.backend.capabilities.max_capacity]
 
-    plain = found()
+    without_padding = texts_and_capacity()
     pretend(monkeypatch, PADDED)
-    assert found() == plain
+    assert texts_and_capacity() == without_padding
     backend = open_backend(adapter_bundle, slots)
     assert backend.capabilities.least_rows == 2 and backend.capabilities.same_entries
     widths = {batch: backend.capabilities.trunk_width(1, batch) for batch in (1, 2, 3)}
@@ -114,43 +116,48 @@ def test_without_equal_numbers_of_rows_the_prefix_cache_is_off(
     assert "numbers of rows never equal" in caplog.text and "the prefix cache is off" in caplog.text
 
 
-def test_a_softmax_that_masked_entries_change(tiny_bundle: Path, monkeypatch):
-    """Then one slot uses the trunk for batches, whose softmax is over a multiple of 64 entries."""
+def test_a_softmax_that_masked_entries_change_needs_the_trunk_for_batches(
+    tiny_bundle: Path, monkeypatch
+):
+    """With one slot, too: the softmax of this trunk is over a multiple of 64 entries."""
     opened: list[str] = []
-    plain = trunks.open_session
+    open_session = trunks.open_session
 
-    def noted(path: Path, *arguments, **options):
+    def record(path: Path, *arguments, **options):
         opened.append(path.name)
-        return plain(path, *arguments, **options)
+        return open_session(path, *arguments, **options)
 
-    monkeypatch.setattr(trunks, "open_session", noted)
-    for found in (EXACT, UNEQUAL):
-        pretend(monkeypatch, found)
+    monkeypatch.setattr(trunks, "open_session", record)
+    for result in (EXACT, UNEQUAL):
+        pretend(monkeypatch, result)
         open_backend(tiny_bundle).close()
     assert opened == ["trunk.cpu.one.onnx", "trunk.cpu.onnx"]
 
 
-def test_where_sums_saturate(rounding_bundle: Path, tmp_path: Path, monkeypatch):
-    """ONNX Runtime makes the weights unsigned and computes the same, or the bundle is refused."""
+def test_weights_become_unsigned_where_sums_saturate(
+    rounding_bundle: Path, tmp_path: Path, monkeypatch
+):
+    """ONNX Runtime then computes the same. A bundle whose graphs have no zero points of weights,
+    which this needs, is refused."""
     manifest = read_manifest(rounding_bundle)
     assert all(each.weight_zero_points for each in manifest.derived)
-    options: list[bool] = []
-    plain = trunks.open_session
+    unsigned_options: list[bool] = []
+    open_session = trunks.open_session
 
     def logits() -> list[np.ndarray]:
         with closing(open_backend(rounding_bundle)) as backend:
             return sample_logits(backend)
 
-    def noted(*arguments, unsigned: bool, **others):
-        options.append(unsigned)
-        return plain(*arguments, unsigned=unsigned, **others)
+    def record(*arguments, unsigned: bool, **others):
+        unsigned_options.append(unsigned)
+        return open_session(*arguments, unsigned=unsigned, **others)
 
-    monkeypatch.setattr(trunks, "open_session", noted)
-    found = {}
-    for exact in (True, False):
-        pretend(monkeypatch, Kernels(exact, 1, True))
-        found[exact] = logits()
-    assert options == [False, True] and all(map(np.array_equal, found[True], found[False]))
+    monkeypatch.setattr(trunks, "open_session", record)
+    pretend(monkeypatch, EXACT)
+    exact = logits()
+    pretend(monkeypatch, SATURATING)
+    assert all(map(np.array_equal, exact, logits()))
+    assert unsigned_options == [False, True]
     without = {"weight_zero_points": False}
     derived = tuple(each.model_copy(update=without) for each in manifest.derived)
     document = manifest.model_copy(update={"derived": derived}).model_dump_json()
