@@ -17,8 +17,7 @@ from pass_runtime.errors import PassError
 FILE_NAME = "pass_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_template.tool_use.jinja"}
-"""The files of chat templates, by name. As in transformers, conversations with tools use `tool_use`
-if it exists."""
+"""The files of chat templates, by name. Conversations with tools use `tool_use` if it exists."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
 MANIFEST_VERSION = 3

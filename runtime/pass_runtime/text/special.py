@@ -126,6 +126,7 @@ class ChatEncoder:
         return replace(places, whole=kept)
 
     def _encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """Return the ids of `parts`: plain text, and ids of the template's special tokens."""
         with self._lock:
             plain = self._plain
         text = "".join(part if isinstance(part, str) else plain.stand_ins[part] for part in parts)
@@ -141,11 +142,10 @@ class ChatEncoder:
 
     @cached_property
     def _plain(self) -> _PlainTextTokenizer:
-        """The tokenizer for plain text. It is made when it is first used, because it takes as much
-        memory as the session's tokenizer."""
-        written = self._tokenizer.to_str()
-        model = json.loads(written)["model"]
-        tokenizer = Tokenizer.from_str(written)
+        """The tokenizer for plain text, made on first use, because it takes much memory."""
+        tokenizer_json = self._tokenizer.to_str()
+        model = json.loads(tokenizer_json)["model"]
+        tokenizer = Tokenizer.from_str(tokenizer_json)
         tokenizer.encode_special_tokens = True
         secret = unguessable(8)
         stand_ins = {
@@ -163,6 +163,7 @@ class ChatEncoder:
             ]
         )
         ids = {tokenizer.token_to_id(text) or 0: number for number, text in stand_ins.items()}
+        # Unigram models name the unknown token by its id, other models by its text.
         unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
         return _PlainTextTokenizer(tokenizer, stand_ins, ids, unknown)
 
