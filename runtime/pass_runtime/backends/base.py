@@ -369,10 +369,9 @@ class Backend(ABC):
                 self._noise.cover(slot, length, length + listed_positions(kind.plan.width))
         outputs = {name: array.tolist() for name, array in self._run_pass(kind).items()}
         # The tails of chains do not say from which rows tokens were drawn: they are 0, 1, 2, ...
-        chains = [list(range(kind.plan.max_emitted))] * kind.batch
-        by_slot = zip(
-            outputs["count"], outputs["emitted"], outputs.get("emitted_rows", chains), strict=True
-        )
+        chain_rows = [list(range(kind.plan.max_emitted))] * kind.batch
+        emitted_rows = outputs.get("emitted_rows", chain_rows)
+        by_slot = zip(outputs["count"], outputs["emitted"], emitted_rows, strict=True)
         results = [Emitted(tokens[:count], rows[:count]) for count, tokens, rows in by_slot]
         for slot, emitted in enumerate(results):
             if (length := self._lengths[slot]) is not None:

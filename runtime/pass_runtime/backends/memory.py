@@ -314,8 +314,9 @@ class KVCache:
     def copy_slot(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` entries of slot `source` to slot `target`."""
         pitch, size = self._pitch(self.capacity), length * self.entry_bytes
-        for (_, old), (_, new) in zip(self.addresses(source), self.addresses(target), strict=True):
-            self._memory.copy_rows(new, pitch, old, pitch, size, self._heads)
+        addresses = zip(self.addresses(source), self.addresses(target), strict=True)
+        for (_, source_address), (_, target_address) in addresses:
+            self._memory.copy_rows(target_address, pitch, source_address, pitch, size, self._heads)
 
     def saved_bytes(self, length: int) -> int:
         """Return the bytes that `save` writes for the first `length` entries of a slot."""
@@ -351,13 +352,12 @@ class KVCache:
 
     def _copy(self, source: int, target: int, capacity: int, lengths: Sequence[int]) -> None:
         """Copy the tensor at address `source` to `target`, where it has another capacity."""
-        old, new = self._pitch(self.capacity), self._pitch(capacity)
+        old_pitch, new_pitch = self._pitch(self.capacity), self._pitch(capacity)
         for slot, length in enumerate(lengths):
-            first, second = source + slot * self._heads * old, target + slot * self._heads * new
+            first_head, size = slot * self._heads, length * self.entry_bytes
+            old, new = source + first_head * old_pitch, target + first_head * new_pitch
             if length:
-                self._memory.copy_rows(
-                    second, new, first, old, length * self.entry_bytes, self._heads
-                )
+                self._memory.copy_rows(new, new_pitch, old, old_pitch, size, self._heads)
 
 
 class NoiseRows:

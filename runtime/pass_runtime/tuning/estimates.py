@@ -234,6 +234,6 @@ def measure(time_pass: TimePass, plans: Sequence[Plan]) -> dict[Plan, tuple[floa
             if len(shortest) < 2 or shortest[1] > AGREEMENT_RATIO * shortest[0]:
                 times[plan].append(time_pass(plan))
     return {
-        plan: (min(trunk for trunk, _ in passes), min(tail for _, tail in passes))
-        for plan, passes in times.items()
+        plan: (min(trunk for trunk, _ in seconds), min(tail for _, tail in seconds))
+        for plan, seconds in times.items()
     }

@@ -271,9 +271,9 @@ class Tuner:
         key, started = (depth, batch), time.perf_counter()
         # `decide` compares with the candidate in use, here the last one for this depth and batch.
         self.decided, *_ = self._decisions.get(key, (self.decided,))
-        passes_enough = self._passes - self._passes_at_decision >= DECISION_INTERVAL_PASSES
+        enough_passes = self._passes - self._passes_at_decision >= DECISION_INTERVAL_PASSES
         if key not in self._decisions or (
-            passes_enough and self._decoding_seconds >= self._next_decision_seconds
+            enough_passes and self._decoding_seconds >= self._next_decision_seconds
         ):
             decided = self.decide(depth, batch, acceptances)
             self._decisions[key] = decided, self._trial, self._passes + TRIAL_PASSES

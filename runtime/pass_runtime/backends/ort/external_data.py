@@ -253,35 +253,35 @@ def _replace_fields(message: bytes, field: int, edit: Callable[[bytes], bytes]) 
 
 def _fields(message: bytes) -> Iterator[Field]:
     """Yield where the fields of a message are. Raises UnknownFormat if it is not a message."""
-    at = 0
-    while at < len(message):
-        start = at
-        tag, at = _decode_varint(message, at)
-        wire_type, begin = tag & 7, at
+    offset = 0
+    while offset < len(message):
+        start = offset
+        tag, offset = _decode_varint(message, offset)
+        wire_type, begin = tag & 7, offset
         if wire_type == VARINT:
-            _, at = _decode_varint(message, at)
+            _, offset = _decode_varint(message, offset)
         elif wire_type == DELIMITED:
-            size, begin = _decode_varint(message, at)
-            at = begin + size
+            size, begin = _decode_varint(message, offset)
+            offset = begin + size
         elif wire_type in (EIGHT_BYTES, FOUR_BYTES):
-            at += 8 if wire_type == EIGHT_BYTES else 4
+            offset += 8 if wire_type == EIGHT_BYTES else 4
         else:
             raise UnknownFormat(f"a protobuf field of wire type {wire_type}")
-        if at > len(message):
+        if offset > len(message):
             raise UnknownFormat("a protobuf field goes on after its message")
-        yield tag >> 3, start, begin, at
+        yield tag >> 3, start, begin, offset
 
 
-def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(message: bytes, offset: int) -> tuple[int, int]:
     """Decode a number of seven bits a byte, the lowest first, and return it and where it ends."""
     value = shift = 0
     while True:
-        if at >= len(message) or shift > 63:
+        if offset >= len(message) or shift > 63:
             raise UnknownFormat("a protobuf number has no end")
-        value |= (message[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if message[at - 1] < 0x80:
-            return value, at
+        value |= (message[offset] & 0x7F) << shift
+        offset, shift = offset + 1, shift + 7
+        if message[offset - 1] < 0x80:
+            return value, offset
 
 
 def encode_field(number: int, content: bytes) -> bytes:

@@ -103,9 +103,9 @@ class TrtEngine:
         built = {name: tuple(engine.get_tensor_shape(name)) for name in names}
         for name in {**shapes, **built}:
             if not _matches(built.get(name), shapes.get(name)):
-                has, listed = built.get(name, "missing"), shapes.get(name, "missing")
+                actual, listed = built.get(name, "missing"), shapes.get(name, "missing")
                 raise PassError(
-                    f"{self._path} and the manifest differ in the shape of {name}: {has} and "
+                    f"{self._path} and the manifest differ in the shape of {name}: {actual} and "
                     f"{listed}; build it again with pass-export build"
                 )
         output = self._shared.library.TensorIOMode.OUTPUT
