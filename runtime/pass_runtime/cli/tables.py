@@ -199,7 +199,7 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
     for candidate in candidates:
         plans = candidate.cycle.plans
         style = "[bold]" if candidate.cycle == tuner.decided.cycle else ""
-        estimated = "" if all(shape_of(plan) in times.passes for plan in plans) else "~"
+        estimated = "" if all(shape_of(plan) in times.pass_counts for plan in plans) else "~"
         table.add_row(
             style + " + ".join(plan.name for plan in plans),
             "+".join(str(plan.width) for plan in plans),

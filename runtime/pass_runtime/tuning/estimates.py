@@ -137,7 +137,7 @@ class PassTimes:
         self.slowness = 1.0
         self._ratios = dict[PassShape, float]()
         self._estimates = dict[PassShape, float]()
-        self.passes: dict[PassShape, int] = {}  # how many passes of each shape were recorded
+        self.pass_counts: dict[PassShape, int] = {}  # recorded passes by shape
         if other_sampler is None:
             self.timed_widths = sorted({shape.rows for shape in timed})
             trunks = {shape.rows: trunk for shape, (trunk, _) in plain.items()}
@@ -190,8 +190,8 @@ class PassTimes:
         slowness, so the product of the ratios is kept at 1."""
         relative = seconds / self.seconds(shape)
         excess = min(max(relative, 1 / MAX_DEVIATION), MAX_DEVIATION) - 1.0
-        self.passes[shape] = self.passes.get(shape, 0) + 1
-        ratio_change = 1.0 + excess / min(self.passes[shape] + SLOWNESS_PASSES - 1, RATIO_PASSES)
+        count = self.pass_counts[shape] = self.pass_counts.get(shape, 0) + 1
+        ratio_change = 1.0 + excess / min(count + SLOWNESS_PASSES - 1, RATIO_PASSES)
         self._ratios[shape] = self._ratios.get(shape, 1.0) * ratio_change
         # The product was 1 before, so this is now the geometric mean of the ratios.
         mean = ratio_change ** (1 / len(self._ratios))
