@@ -43,6 +43,7 @@ LLAMA3 = {
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 TIED, BIASES = {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}
 MHA, MQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 1}
+"""Multi-head attention, and multi-query attention."""
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": False}),

@@ -54,8 +54,8 @@ def bundle_session(random_bundle: Path) -> Session:
     presence=st.sampled_from([0.0, 1.1, -0.7]),
     repetition=st.sampled_from([1.0, 1.4, 0.7]),
     bias=st.dictionaries(st.integers(4, 120), st.sampled_from([-6.0, -1.5, 2.5, 5.0]), max_size=12),
-    minimum=st.sampled_from([0, 7]),
-    banned=st.sampled_from([(), (11, 40), (7,)]),
+    min_tokens=st.sampled_from([0, 7]),
+    bad_tokens=st.sampled_from([(), (11, 40), (7,)]),
     plan=st.sampled_from(["ar", "two-pass", "fused"]),
 )
 def test_every_token_has_the_highest_processed_score(
@@ -65,16 +65,16 @@ def test_every_token_has_the_highest_processed_score(
     presence: float,
     repetition: float,
     bias: dict[int, float],
-    minimum: int,
-    banned: tuple[int, ...],
+    min_tokens: int,
+    bad_tokens: tuple[int, ...],
     plan: str,
 ):
     prompt = bundle_session.encode(PROMPT)
     end = bundle_session.manifest.model.eos_token_ids[0]
     penalties = {"frequency_penalty": frequency, "presence_penalty": presence}
     sampling = SamplingParams(repetition_penalty=repetition, logit_bias=bias, **penalties)
-    allowed = [t for t in range(VOCAB_SIZE) if t not in banned]
-    limits = {"min_tokens": minimum, "stop_token_ids": [end], "allowed_token_ids": allowed}
+    allowed = [t for t in range(VOCAB_SIZE) if t not in bad_tokens]
+    limits = {"min_tokens": min_tokens, "stop_token_ids": [end], "allowed_token_ids": allowed}
     options = GenerateOptions(32, sampling, plan=plan, ignore_eos=True, **limits)
     written = bundle_session.generate_ids(prompt, options).result().token_ids
     processors = LogitsProcessorList()
@@ -85,13 +85,13 @@ def test_every_token_has_the_highest_processed_score(
     if repetition != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(repetition))
     processors.append(OpenAiPenalties(len(prompt), frequency, presence))
-    if banned:
+    if bad_tokens:
         processors.append(
-            NoBadWordsLogitsProcessor([[token] for token in banned], eos_token_id=end)
+            NoBadWordsLogitsProcessor([[token] for token in bad_tokens], eos_token_id=end)
         )
-    if minimum:
+    if min_tokens:
         processors.append(
-            MinNewTokensLengthLogitsProcessor(len(prompt), minimum, end, device="cpu")
+            MinNewTokensLengthLogitsProcessor(len(prompt), min_tokens, end, device="cpu")
         )
     ids = list(prompt)
     for token in written:

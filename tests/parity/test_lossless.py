@@ -164,29 +164,29 @@ def test_a_reused_prefix_changes_nothing(
 ):
     """In a conversation each prompt is the last prompt, its answer, and a new message."""
     sampling = SamplingParams(*values, seed=11)
-    fast = options(sampling, "two-pass", reuse_prefix=True)
+    drafting = options(sampling, "two-pass", reuse_prefix=True)
     prompt = session.encode(PROMPTS["code"])
     for turn in range(4):
         plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
-        assert_same_text(session, prompt, fast, plain)
+        assert_same_text(session, prompt, drafting, plain)
         # After the answer the cache has K/V of rejected drafts, which the next turn must not read.
         kept = len(prompt)
         prompt = [*prompt, *plain, *session.encode(f"turn {turn}")]
         fresh = load(bundle, "cpu", threads=1)
         plain = run_tokens(fresh, prompt, options(sampling, "ar")).token_ids
-        reusing = run_tokens(session, prompt, fast)
+        reusing = run_tokens(session, prompt, drafting)
         assert reusing.stats.cached_tokens >= kept // 16 * 16
-        assert_same_text(session, prompt, fast, plain, reusing.token_ids)
+        assert_same_text(session, prompt, drafting, plain, reusing.token_ids)
 
 
 def test_a_prompt_reuses_the_whole_blocks_before_its_first_new_token(session: Session):
-    fast = options(SamplingParams(1.0, seed=4), "two-pass", reuse_prefix=True)
+    drafting = options(SamplingParams(1.0, seed=4), "two-pass", reuse_prefix=True)
     prompt = session.encode(PROMPTS["long"])
     other = [*prompt[:100], 5, 6, 7]
     with load(session.backend.bundle, "cpu", threads=1, prefix_cache=False) as uncached:
-        plain = run_tokens(uncached, other, options(fast.sampling, "ar")).token_ids
-    run_tokens(session, prompt, fast)
-    reusing = run_tokens(session, other, fast)
+        plain = run_tokens(uncached, other, options(drafting.sampling, "ar")).token_ids
+    run_tokens(session, prompt, drafting)
+    reusing = run_tokens(session, other, drafting)
     assert reusing.stats.cached_tokens == 96
     assert reusing.token_ids == plain
 
@@ -201,5 +201,5 @@ def test_a_growing_cache_changes_nothing(bundle: Path):
         assert len(prompt) + len(plain) > 512
         fresh = load(bundle, "cpu", threads=1)  # starts in the smallest capacity again
         for plan, lookahead in (("two-pass", 3), ("fused", 4)):
-            fast = options(sampling, plan, lookahead, max_new_tokens=600)
-            assert_same_text(fresh, prompt, fast, plain)
+            drafting = options(sampling, plan, lookahead, max_new_tokens=600)
+            assert_same_text(fresh, prompt, drafting, plain)

@@ -117,10 +117,8 @@ def unbounded_parts(schema: object, path: str):
     kind = schema.get("type")
     if kind == "list" and not (schema.get("fail_fast") and "max_length" in schema):
         yield f"{path}: a list without an end, or that does not end at an error"
-    ends = "max_length" in schema or "}$" in str(
-        schema.get("pattern")
-    )  # a pattern like [a-z]{1,9}$
-    if kind == "str" and not ends:
+    pattern = str(schema.get("pattern"))  # one like [a-z]{1,9}$ bounds the length, too
+    if kind == "str" and "max_length" not in schema and "}$" not in pattern:
         yield f"{path}: a string without an end"
     if kind == "dict" and "max_length" not in schema:
         yield f"{path}: a dict without an end"

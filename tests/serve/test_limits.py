@@ -59,9 +59,8 @@ def test_requests_beyond_the_limits_are_refused(strict):
     assert expect_error(keyed(strict, prompt=[5] * 21), 400)["code"] == "context_length_exceeded"
     assert expect_error(keyed(strict, max_tokens=31), 400)["param"] == "max_tokens"
     assert expect_error(keyed(strict, prompt="a" * 3000), 413)["code"] == "body_too_large"
-    assert (
-        expect_error(keyed(strict, n=100), 400)["param"] == "n"
-    )  # more than the slots and the queue hold
+    # More choices than the slots and the queue hold.
+    assert expect_error(keyed(strict, n=100), 400)["param"] == "n"
 
 
 def test_allow_special_tokens_makes_tokens_of_what_messages_spell(strict, session):

@@ -45,9 +45,8 @@ def test_a_call_that_is_not_required_is_parsed(serve, call_format):
     (call,) = choice.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
     assert choice.message.content == ("Let me see." if call_format == "hermes" else None)
-    assert (
-        sum(bool(delta.tool_calls) for delta in deltas) > 3
-    )  # arguments come while they are written
+    # Arguments come while they are written.
+    assert sum(bool(delta.tool_calls) for delta in deltas) > 3
 
 
 def test_text_that_is_no_call_stays_text(hermes):
