@@ -77,7 +77,7 @@ def test_saved_entries_are_loaded_for_prompts_that_begin_alike(
     for text, salt in saved:
         write(backend, 0, entries_of(text, salt))
         store.save(0, text, salt)
-        assert store.used <= budget
+        assert store.used_bytes <= budget
         prefix, count = store.match(text, salt)
         if MIN_SAVED_TOKENS <= len(text) <= ROOM:
             assert prefix is not None and count == len(text), "the text saved last is kept"
@@ -92,7 +92,7 @@ def test_saved_entries_are_loaded_for_prompts_that_begin_alike(
         assert count == common_prefix(prefix.tokens, prompt)
     for prefix in list(store._saved):
         store._drop(prefix)
-    assert len(backend.memory._blocks) == block_count and store.used == 0
+    assert len(backend.memory._blocks) == block_count and store.used_bytes == 0
 
 
 def test_the_text_used_longest_ago_is_dropped(backend: OrtBackend):

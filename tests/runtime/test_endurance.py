@@ -118,8 +118,8 @@ def run_requests(tiny_bundle: Path) -> None:
             # After a short request the KV cache always has the same capacity.
             session.generate(TEXTS[0], GenerateOptions(1)).result()
             # Memory of the prefix cache does not count: it may grow up to its budget.
-            memory = memory_now()
-            measured.append(memory | {"heap": memory["heap"] - runner_of(session)._store.used})
+            memory, saved = memory_now(), runner_of(session)._store.used_bytes
+            measured.append(memory | {"heap": memory["heap"] - saved})
     assert set(reasons) == {"stop", "length", "cancelled", "error"}
     assert min(reasons.values()) >= 20, reasons
     assert len(capacities) > 1

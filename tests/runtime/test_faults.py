@@ -109,7 +109,7 @@ def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
     for request in (MixedRequest(TEXTS[4], SEEDED, 6, plan="two-pass"), *REQUESTS):
         stream = session.generate(request.text, request.options())
         plain.assert_same(request, stream.result().token_ids)
-    assert store.used == 0
+    assert store.used_bytes == 0
     assert any(failures)
     assert_serves(session, plain)
 

@@ -96,6 +96,7 @@ class BundleBindings:
             constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+        # Rows of buffers are those of the windows, without the padding for `least_rows`.
         row_sizes = sizes | {"width": window_width, "logit_rows": plan.width}
         if prefill:
             del constants["logit_rows"]

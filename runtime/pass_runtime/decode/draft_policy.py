@@ -22,8 +22,7 @@ NGRAM_MARGIN = 1.10
 of them is run only if it promises at least this many times the cycle's tokens per second."""
 
 NextPass = tuple[Plan, tuple[tuple[int, ...] | None, ...]]
-"""A plan, and for every slot that decodes the n-gram drafts to put into its window; None keeps the
-window that the last pass laid out."""
+"""A plan, and n-gram drafts for each slot that decodes; None keeps the slot's window as it is."""
 
 
 class DraftPolicy:

@@ -46,8 +46,8 @@ class PrefixStore:
         self._saved: list[SavedPrefix] = []
 
     @property
-    def used(self) -> int:
-        """Bytes of all copies."""
+    def used_bytes(self) -> int:
+        """The bytes of all copies together."""
         return sum(saved.size for saved in self._saved)
 
     def save(self, slot: int, tokens: Sequence[int], salt: str) -> None:
@@ -63,7 +63,7 @@ class PrefixStore:
         for saved in [each for each in self._saved if each.salt == salt]:
             if common_prefix(saved.tokens, tokens) == len(saved.tokens):
                 self._drop(saved)  # The new copy begins with its tokens.
-        while self.used + size > self._budget or len(self._saved) >= MAX_SAVED_PREFIXES:
+        while self.used_bytes + size > self._budget or len(self._saved) >= MAX_SAVED_PREFIXES:
             self._drop(self._saved[0])
         try:
             address = self._memory.allocate(size)

@@ -118,7 +118,7 @@ class _Child:
         package = str(Path(__file__).parents[2])
         program = CHILD_PROGRAM.format(path=[*sys.path, package], target=target)
         self._process = subprocess.Popen(
-            [interpreter(), "-I", "-S", "-c", program],
+            [interpreter(), "-I", "-S", "-c", program],  # with the parent's sys.path alone
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
