@@ -76,7 +76,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
     """Return the error for a field of the API with a value that this server does not support. The
-    message quotes numbers and booleans, since other values may be long. why: the reason."""
+    message quotes only numbers and booleans: other values may be long. why: the reason."""
     quoted = value if isinstance(value, int | float | bool) else "with this value"
     message = f"{param} {quoted} is not supported by this server" + (f": {why}" if why else "")
     return ApiError(message, param=param, code="unsupported_parameter")

@@ -28,8 +28,8 @@ class CallFormat(ABC):
     """A format of tool calls.
 
     name: what --tool-call-parser calls the format. markers: the texts around calls; the reader gets
-    them even if they are special tokens. template_signs: texts that every chat template of this
-    format contains. foreign_signs: texts that only templates of other formats contain.
+    them even if they are special tokens, which other text omits. template_signs: texts that every
+    chat template of this format contains. foreign_signs: texts that only other formats' have.
     arguments_key: the key of the arguments in a call's JSON object. parallel: whether a turn may
     have several calls.
     """
@@ -141,8 +141,8 @@ class Mistral(CallFormat):
 
 
 class _MistralReader(MarkedReader):
-    """Reads the list of calls that follows the marker. Of what it reads before a call, `_before`
-    keeps what becomes content again if no call follows."""
+    """Reads the list of calls that follows the marker. `_before` collects the marker and the list's
+    bracket, which become content again if no call follows."""
 
     marker = Mistral.markers[0]
     _in_list = False  # whether the list's opening bracket was read
@@ -157,6 +157,7 @@ class _MistralReader(MarkedReader):
         if not self._in_list and rest[0] == "[":
             self._before, self._held, self._in_list = self._before + " [", rest[1:], True
         elif self._in_list and rest[0] == "{":
+            # After a first call, the marker and the bracket are part of that call.
             self._begin_call("" if self._called else self._before, rest)
         elif self._in_list and self._called and rest[0] == ",":
             self._held = rest[1:]
@@ -196,13 +197,13 @@ class _Llama3Reader(CallReader):
         return self._read_start(self._held.lstrip(" \n;"))
 
     def _read_start(self, rest: str) -> bool:
-        """Begin a call if `rest` starts with one, else read it as content. Return False if that
-        needs more text."""
-        call = rest.removeprefix(self.marker).lstrip()
-        if not call or self.marker.startswith(rest):
+        """Begin a call if `rest`, the end of `_held`, starts with one, else read it as content.
+        Return False if more text is needed to decide that."""
+        unmarked = rest.removeprefix(self.marker).lstrip()
+        if not unmarked or self.marker.startswith(rest):
             return False
-        if call[0] == "{":
-            self._begin_call(self._held[: len(self._held) - len(call)], call)
+        if unmarked[0] == "{":
+            self._begin_call(self._held[: len(self._held) - len(unmarked)], unmarked)
         else:
             self._state = "rest"
             if self._called:

@@ -22,17 +22,19 @@ from pass_server.turn_reader import (
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 """The keys that a call's arguments have in the formats."""
-State = Literal["before", "key", "in key", "colon", "value", "in value", "comma", "done", "invalid"]
 JSON_WHITESPACE = " \t\r\n"
+State = Literal["before", "key", "in key", "colon", "value", "in value", "comma", "done", "invalid"]
+"""What a `CallScanner` reads next: the opening brace ("before"), what the state names, or more of a
+key or value ("in ..."). At "key" and "comma" the closing brace may come instead."""
 
 
 class CallScanner:
     """Reads the JSON object of a call, character by character. The call has begun (`begun`) once
-    its function is known and its arguments have started; from then on the arguments are passed on
-    as the model writes them.
+    its function is known and its arguments have started, or the object has ended without any. From
+    then on the arguments are passed on as the model writes them.
 
-    names: the functions that may be called. state: what comes next. It is "invalid" once the text
-    can be no call; a call that has begun ends there. raw: all text that was read.
+    names: the functions that may be called. state: "invalid" once the text is not that of a call; a
+    call that has begun ends there. raw: all text that was read.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -43,17 +45,19 @@ class CallScanner:
         self._name = ""
         self._key = self._value = ""  # the key and the value that are being read
         self._unsent = ""  # arguments that are in no delta so far
-        self._arguments_started = self._value_ended = False
-        # How many brackets are open in the value; whether a string is, and ends with a backslash.
+        self._arguments_started = False
+        self._value_ended = False  # whether any field has been read to its end
+        # The open brackets in the value; whether a string is open, and its next character escaped.
         self._depth, self._quoted, self._escaped = 0, False, False
 
     @property
     def begins_call(self) -> bool:
-        """Whether the text so far begins like a call: it names a function, or its first key and
-        value can still become the name of one."""
-        if self._name or not self.raw.strip("{" + JSON_WHITESPACE):
+        """Whether the text so far begins like a call: it names a function, or its first field can
+        still become `name` with the name of a function."""
+        has_no_field = not self.raw.strip("{" + JSON_WHITESPACE)
+        if self._name or has_no_field:
             return True
-        if self._value_ended or not "name".startswith(self._key):
+        if self._value_ended or not "name".startswith(self._key):  # the first field is another one
             return False
         return self.state != "in value" or any(
             json.dumps(name).startswith(self._value) for name in self._names
@@ -75,14 +79,14 @@ class CallScanner:
                 deltas.append(ToolCallStart(self._name))
         self.raw += text[:offset]
         if self.begun and self.state == "done" and not self._arguments_started:
-            self._unsent = "{}"
+            self._unsent = "{}"  # The object has no arguments, but clients expect JSON.
         if self.begun and self._unsent:
             deltas.append(ArgumentsDelta(self._unsent))
             self._unsent = ""
         return deltas, text[offset:]
 
     def _read(self, character: str) -> int:
-        """Read a character. Return 1, or 0 if it has to be read again in the new state."""
+        """Read a character. Return 1, or 0 if the new state has to read this character again."""
         if self.state == "in key":
             return self._read_key(character)
         if self.state == "in value":
@@ -94,7 +98,7 @@ class CallScanner:
         next_states = {
             ("before", "{"): "key",
             ("key", '"'): "in key",
-            ("key", "}"): "done",
+            ("key", "}"): "done",  # after a trailing comma
             ("colon", ":"): "value",
             ("comma", ","): "key",
             ("comma", "}"): "done",
@@ -117,7 +121,7 @@ class CallScanner:
         self._value, self._depth, self._quoted, self._escaped = "", 0, False, False
         self.state = "in value"
         if self._key in ARGUMENTS_KEYS:
-            if character != "{" or self._arguments_started:
+            if character != "{" or self._arguments_started:  # no object, or the second one
                 self.state = "invalid"
             else:
                 self._arguments_started = True
@@ -126,7 +130,7 @@ class CallScanner:
     def _read_value(self, character: str) -> int:
         is_outside = not self._quoted and self._depth == 0
         if is_outside and self._value and character in ",}]" + JSON_WHITESPACE:
-            self._end_value()  # a number, true, false or null
+            self._end_value()  # The value was a number, true, false or null.
             return 0
         self._value += character
         if self._key in ARGUMENTS_KEYS:
@@ -162,9 +166,8 @@ class CallReader(SteppedReader):
     """Finds calls of the functions `names` in a turn; everything else is content. White space
     beside a call is dropped.
 
-    Subclasses know where their formats have calls, and set `_held` and `_state` accordingly.
-    `_find_call` and `_read_after_call` return what `_step` returns. marker: what stands before a
-    call.
+    Subclasses know where their formats have calls: their methods take what they read out of `_held`
+    and set `_state`. marker: the text that announces calls; some formats have calls without it too.
     """
 
     marker: str
@@ -174,10 +177,10 @@ class CallReader(SteppedReader):
         self._names = names
         self._state: Literal["text", "call", "after", "rest"] = "text"
         """text: look for a call. call: in what may be a call. after: after a call, or in Mistral's
-        list before one. rest: all that follows is content."""
+        format after the marker, before the first call. rest: all that follows is content."""
         self._scanner = CallScanner(names)
         self._before = ""
-        """What stands before the object that is read: content if the object is no call."""
+        """The marker and white space before the object that is read: content if that is no call."""
         self._called = False  # whether any call has begun
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
@@ -187,13 +190,14 @@ class CallReader(SteppedReader):
             # What would have become a call if the text had not been cut off is no content.
             dropped = cut and (has_marker or self._scanner.begins_call)
             held = "" if dropped else self._before + self._scanner.raw + held
-        elif self._state == "after" and not self._called:
+        elif self._state == "after" and not self._called:  # a marker without a call
             held = "" if cut and has_marker else self._before + held
         elif self._state in ("call", "after") or (self._called and (cut or not held.strip())):
             return []  # Behind a call only white space is left, or what was cut off.
-        size = overlap(held, self.marker + "{") if cut else 0
-        if size > 1:  # a single character may be the beginning of anything
-            held = held[:-size].rstrip()
+        # With the brace, a whole marker at the end is found too: the cut came before its call.
+        marker_length = overlap(held, self.marker + "{") if cut else 0
+        if marker_length > 1:  # a single character may be the beginning of anything
+            held = held[:-marker_length].rstrip()
         return [ContentDelta(held)] if held else []
 
     def _step(self, deltas: list[TurnDelta]) -> bool:
@@ -241,22 +245,23 @@ class CallReader(SteppedReader):
 
     @abstractmethod
     def _reject_call(self, deltas: list[TurnDelta]) -> None:
-        """Pass on as content what cannot begin another call: `_held` is no call after all."""
+        """Handle `_held`, which is no call after all: pass on as content what cannot begin another
+        call, or set the state "rest", in which all is passed on."""
 
 
 class MarkedReader(CallReader):
     """Reads formats whose calls follow a marker anywhere in a turn."""
 
     def _find_call(self, deltas: list[TurnDelta]) -> bool:
-        start = self._held.find(self.marker)
-        if start >= 0:
-            rest = self._held[start + len(self.marker) :]
-            content = self._held[:start].rstrip()
+        before, marker, after = self._held.partition(self.marker)
+        if marker:
+            content = before.rstrip()
             self._emit_text(deltas, len(content))
-            self._after_marker(self._held[: start - len(content)] + self.marker, rest)
+            self._after_marker(before.removeprefix(content) + marker, after)
             return True
-        text = self._held[: len(self._held) - overlap(self._held, self.marker)]
-        self._emit_text(deltas, len(text.rstrip()))
+        # The beginning of a marker is held back, and white space, which is dropped before a call.
+        certain = self._held[: len(self._held) - overlap(self._held, self.marker)].rstrip()
+        self._emit_text(deltas, len(certain))
         return False
 
     def _after_marker(self, before: str, held: str) -> None:
@@ -264,4 +269,4 @@ class MarkedReader(CallReader):
         self._begin_call(before, held)
 
     def _reject_call(self, deltas: list[TurnDelta]) -> None:
-        self._emit_text(deltas, len(self._before))
+        self._emit_text(deltas, len(self._before))  # A call may follow another marker in the rest.

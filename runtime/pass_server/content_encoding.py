@@ -15,9 +15,9 @@ MAX_ZSTD_WINDOW = 1 << 23
 
 
 def expand(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Return the expanded body. encoding: its Content-Encoding. Raises ApiError if this is not
-    supported, if the body is not in it or is cut off, or if the body expands to more than
-    `max_bytes`, beyond which nothing is expanded."""
+    """Return the expanded body. encoding: its Content-Encoding. Raises ApiError if the encoding is
+    not supported, if the body is not in it or is cut off, or if the body expands to more than
+    `max_bytes`; no more than that is expanded."""
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
@@ -49,7 +49,7 @@ def _gzip(body: bytes, max_bytes: int) -> bytes:
     """Expand up to `max_bytes` bytes. A body may consist of several gzip members."""
     parts: list[bytes] = []
     while body and max_bytes:
-        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: with gzip's header
         parts.append(member.decompress(body, max_bytes))
         max_bytes -= len(parts[-1])
         if max_bytes and not member.eof:

@@ -1,5 +1,5 @@
-"""Writes answers as JSON, whole or as the events of a stream: the interface of all endpoints, and
-the formats of /v1/completions and /v1/chat/completions."""
+"""Writes answers as JSON, whole or as the events of a stream: the interface of such formatters, and
+those of /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pass_server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 
 
 def pass_field(generation: Generation, *, details: bool = False) -> Json:
-    """Return the field `pass`: how a choice was decoded. details: `pass_details` of the request."""
+    """Return the field `pass`: how a choice was decoded. details: with acceptance by position."""
     stats = generation.stats
     names = ("plan", "passes", "tau", "drafted", "accepted")
     times = ("queue_seconds", "prefill_seconds", "decode_seconds")
@@ -36,15 +36,15 @@ def usage_field(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) 
     """Return the field `usage` of an answer. prompt_tokens: the sum over all prompts. per_prompt:
     how many of the choices belong to each prompt."""
     completion_tokens = sum(len(choice.generation.tokens) for choice in choices)
-    counts = [choice.generation.stats.cached_tokens for choice in choices]
+    cached = [choice.generation.stats.cached_tokens for choice in choices]
     # One choice of a prompt prefills it, and the others find its K/V in the cache. So the smallest
     # count is what was cached when the request came.
-    cached = sum(min(counts[i : i + per_prompt]) for i in range(0, len(counts), per_prompt))
+    cached_tokens = sum(min(cached[i : i + per_prompt]) for i in range(0, len(cached), per_prompt))
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
@@ -76,7 +76,7 @@ class ResponseFormatter(ABC):
 
     @abstractmethod
     def piece(self, choice: Choice, piece: Piece) -> list[Json]:
-        """Return what a stream sends for a piece; [] if nothing of it is for the client."""
+        """Return what a stream sends for a piece; [] if there is nothing to send yet."""
 
     @abstractmethod
     def ending(self, choice: Choice) -> list[Json]:
@@ -230,7 +230,7 @@ class ChatFormatter(ChoicesFormatter):
         if not deltas and self._is_sent_without_text(piece):
             deltas = [{}]  # to send log-probabilities and details
         contents = self._delta_choices(choice, deltas)
-        if contents:
+        if contents:  # The first gets the log-probabilities and details of the whole piece.
             contents[0] |= {"logprobs": logprobs} | self._details_of(choice, piece)
         return contents
 

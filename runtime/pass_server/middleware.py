@@ -54,7 +54,7 @@ LOGGED_PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models"),
     *("/tokenize", "/detokenize", *KEYLESS_PATHS),
 )
-"""The paths that log and metrics name. All others are "other", lest clients write there."""
+"""The paths that log and metrics name. All others are "other", or clients could fill both."""
 
 
 def app_path(scope: Scope) -> str:
@@ -153,11 +153,9 @@ class ResponseLog:
 
 class Admission:
     """Refuses requests without a valid key if the server has keys, and requests on a connection
-    that is one too many. Those for KEYLESS_PATHS always pass, since a busy server must answer
-    probes.
-
-    In the state of all others it sets `client`, by which the prefix cache tells clients apart: the
-    digest of the request's key, or "" if the server has no keys.
+    that is one too many. Requests for KEYLESS_PATHS always pass, since a busy server must answer
+    probes. The state of all others gets `client`, by which the prefix cache tells clients apart:
+    the digest of the request's key, or "" if the server has no keys.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
@@ -172,7 +170,7 @@ class Admission:
         await app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> ApiError | None:
-        """Set `client`, and tell the connection. Return why the request is refused, or None."""
+        """Set `client`, and let the connection admit the request. Return the error of a refusal."""
         key_digest = self._key_digest(scope)
         if self._keys and key_digest is None:
             return ApiError(

@@ -28,7 +28,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def content_policy(html: bytes) -> str:
-    """Return the Content-Security-Policy: its own script and style, and requests to this server."""
+    """Return the Content-Security-Policy: the page may use its own parts and this server alone."""
     return "; ".join(
         (
             "default-src 'none'",

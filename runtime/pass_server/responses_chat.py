@@ -63,9 +63,9 @@ class MessagesBuilder:
         if param == "messages":
             return "input"
         parts = param.split(".")
-        for size in (4, 2):  # of the path of a call, messages.2.tool_calls.0, and of a message
-            if (path := self.item_paths.get(".".join(parts[:size]))) is not None:
-                name = _ITEM_FIELDS.get(".".join(parts[size:]))
+        for length in (4, 2):  # first the path of a call, messages.2.tool_calls.0, then messages.2
+            if (path := self.item_paths.get(".".join(parts[:length]))) is not None:
+                name = _ITEM_FIELDS.get(".".join(parts[length:]))
                 return f"{path}.{name}" if name and path.startswith("input.") else path
         return param
 
@@ -94,7 +94,7 @@ class MessagesBuilder:
             self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
-        """Return the last message if it is the model's and lacks `filled`, else a new message."""
+        """Return the last message, if the model's and without fields `filled`, or a new one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in filled):
             self._begin({"role": "assistant"}, path)

@@ -52,7 +52,7 @@ class Service:
     ) -> None:
         """model: the name by which clients call the model."""
         self.session, self.options, self.model = session, options, model
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or it warns if a process forks
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or tokenizers warns at a fork
         self.texts = TokenTexts(session.vocabulary)
         self.parser = RequestParser(session, options)
         self._metrics = RequestMetrics(sink, model)
@@ -85,8 +85,8 @@ class Service:
         lengths are checked first, because tokenizing may take seconds. The places that are reserved
         for the request are free again when it has ended, or when the result is garbage-collected.
 
-        size: the bytes of the request, by which it counts as a long text or not; by default those
-        of its longest prompt. key_digest: of its API key; "" if the server has no keys.
+        size: the bytes of the request, which decide whether it is a long text; by default, those of
+        its longest prompt. key_digest: the digest of its API key; "" if the server has no keys.
         """
         arrived, sequences = time.perf_counter(), count_sequences(request)
         longest_prompt = prompt_bytes(request)
@@ -138,7 +138,7 @@ class Service:
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: GenerationRequest, size: int) -> None:
-        """Raise ApiError if a prompt of `size` bytes is too long, even in the longest tokens."""
+        """Raise ApiError if a prompt of `size` bytes has too many tokens however long these are."""
         if size > self._max_prompt_bytes:
             raise ApiError(
                 f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, "
@@ -149,8 +149,8 @@ class Service:
 
     @contextmanager
     def _admission(self, count: int) -> Iterator[None]:
-        """Raise ApiError if the server takes no new requests, or never that many sequences
-        (`count`). A PassError that the `with` block raises becomes an ApiError."""
+        """Raise ApiError if the server takes no new requests, or has room for fewer than `count`
+        sequences even when idle. A PassError of the `with` block becomes an ApiError."""
         if self.draining:
             raise shutting_down()
         limit = self.session.slots + self.options.max_queue

@@ -35,7 +35,7 @@ STREAM_HEADERS = (
 
 
 class GenerationResponse(Response):
-    """A response that decodes its request while it is sent. stream: as events, and not whole."""
+    """A response that decodes its request while it is sent. stream: whether it is a stream."""
 
     def __init__(
         self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool
@@ -165,7 +165,7 @@ async def _first(
         first.cancel()
         await asyncio.wait({first})
         if not first.cancelled():
-            first.exception()  # If nobody asked for it, asyncio would report it.
+            first.exception()  # asyncio reports an exception that nobody asks for.
 
 
 class _EventStream:

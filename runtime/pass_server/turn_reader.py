@@ -39,7 +39,7 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """Return how many of the last characters of `text` are a beginning, not all, of `marker`."""
+    """Return the length of the longest proper prefix of `marker` with which `text` ends."""
     limit = min(len(text), len(marker) - 1)
     return next((size for size in range(limit, 0, -1) if text.endswith(marker[:size])), 0)
 
@@ -86,7 +86,7 @@ class ReasoningReader(SteppedReader):
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
         held, self._held = self._held, ""
         if cut and self._state == "beginning" and len(held.strip()) > 1:
-            return []  # an opening marker that was cut off
+            return []  # an opening marker that was cut off; a single "<" may begin anything
         if self._state.startswith("reasoning"):
             held = held.rstrip()
             return [ReasoningDelta(held)] if held else []
@@ -134,7 +134,7 @@ class ReasoningReader(SteppedReader):
 class TurnReader:
     """Splits a turn into reasoning, content and calls. reasoning, calls: the readers of these
     parts; None if the turn cannot have the part. only_calls: whether nothing but calls may follow
-    the reasoning: text beside them then belongs to their format, and is dropped."""
+    the reasoning; text beside the calls then belongs to their format, and is dropped."""
 
     def __init__(
         self,

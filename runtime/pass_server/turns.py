@@ -35,7 +35,7 @@ RESERVED_VARIABLES = (
     "bos_token",
     "eos_token",
 )
-"""Variables of chat templates that clients cannot set. Nor can they set those of special tokens."""
+"""Variables of chat templates that clients cannot set, like those that hold special tokens."""
 
 
 def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
@@ -74,8 +74,8 @@ def _content_texts(message: ChatMessage) -> list[str]:
 
 
 def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """Return a message for the chat template. path: of the message in the request, for errors.
-    names: the functions called so far, by the ids of the calls; this message's are added."""
+    """Return a message for the chat template. path: where it is in the request, as `messages.2.`,
+    for errors. names: the function of each call so far, by the call's id; its calls are added."""
     for part in message.content if isinstance(message.content, list) else ():
         if part.type != "text" or part.text is None or part.model_extra:
             raise ApiError(
@@ -95,12 +95,12 @@ def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str
         name = names[message.tool_call_id]
         if message.name not in (None, name):
             raise ApiError(
-                f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is one of "
-                f"{name!r}: leave name out, or correct tool_call_id",
+                f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is of "
+                f"the function {name!r}: leave name out, or correct tool_call_id",
                 param=path + "name",
             )
         fields |= {"tool_call_id": message.tool_call_id, "name": name}
-    else:
+    else:  # a message of the model
         if message.content is None and not message.tool_calls:
             problem = f"{path}content: a message needs text or tool_calls"
             raise ApiError(problem, param=path + "content")
@@ -117,8 +117,8 @@ def _calls(message: ChatMessage) -> list[ToolCall]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Return a call for the chat template, which expects an object as arguments. Others, such as
-    cut-off JSON, stay text, so that they do not make all later requests of the chat fail."""
+    """Return a call for the chat template, which expects an object as `arguments`. Other text, such
+    as cut-off JSON, becomes `written_arguments`, lest all later requests of the chat fail."""
     function: dict[str, Any] = {"name": call.function.name}
     try:
         arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
@@ -202,13 +202,13 @@ class ChatFormat:
             *(calls.markers if calls else ()),
             *((REASONING_START, REASONING_END) if self.has_reasoning else ()),
         )
-        added = self._session.tokenizer.get_added_tokens_decoder()
+        added_tokens = self._session.tokenizer.get_added_tokens_decoder()
         return TurnFormat(
             self.has_reasoning,
             self.has_reasoning and prompt_end.rstrip().endswith(REASONING_START),
             calls,
             tuple(tool.function.name for tool in request.tools or ()) if calls else (),
-            tuple(i for i, each in added.items() if each.special and each.content in markers),
+            tuple(i for i, t in added_tokens.items() if t.special and t.content in markers),
             only_calls=calls is not None
             and (request.tool_choice == "required" or isinstance(request.tool_choice, NamedChoice)),
         )
@@ -279,7 +279,7 @@ def turn_grammar(
     in_reasoning: bool = False,
 ) -> Constraint:
     """Return the constraint of a turn that matches one of these Lark rules (`name: ...`), after any
-    text as reasoning if `has_reasoning`. in_reasoning: as for `ReasoningReader`."""
+    text as reasoning if `has_reasoning`. in_reasoning: whether the prompt opens the reasoning."""
     turn = " | ".join(rule.partition(":")[0] for rule in rules)
     lines = [f"turn: {turn}", *rules]
     if not has_reasoning:

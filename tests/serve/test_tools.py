@@ -257,7 +257,7 @@ def test_a_result_may_name_its_function(tool_server):
     assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
     problem = expect_error(ask(name="clock"), 400)
     assert problem["param"] == "messages.2.name"
-    assert "'abcdefghi' is one of 'weather'" in problem["message"]
+    assert "'abcdefghi' is of the function 'weather'" in problem["message"]
 
 
 def test_a_template_without_tools_refuses_them(server):

@@ -136,9 +136,9 @@ class Settings:
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     """Make settings. values: of PARAMETERS, by name. Raises PassError if a value is invalid."""
     limits = {name: values[name] for name in LIMIT_PARAMETERS if name in values}
-    opened = {name: values[name] for name in LOAD_PARAMETERS if name in values}
-    # Not 1, the default in Python, but what `max_batch_size=None` means in `LoadOptions`.
-    load = LoadOptions(**{"max_batch_size": None, **opened})
+    load_values = {name: values[name] for name in LOAD_PARAMETERS if name in values}
+    # None, as for other servers: a default for many sequences, or what the engines were built for.
+    load = LoadOptions(**{"max_batch_size": None, **load_values})
     drain_seconds = values.get("drain_seconds", DRAIN_SECONDS)
     PARAMETERS["drain_seconds"].checked(drain_seconds)
     return Settings(bundle, tokens, load, ServeOptions(**limits), drain_seconds)

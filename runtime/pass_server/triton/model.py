@@ -224,8 +224,8 @@ class Model:
 
 def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
     """Start a child process that appends a line to the file `crashes` if this process dies before
-    it writes to the child's stdin. Triton does not restart the process of a model. But with
-    --model-control-mode=poll it loads a model again whose files, as this one, have changed."""
+    it writes to the child's stdin. Triton itself does not restart the process of a model, but with
+    --model-control-mode=poll it loads a model again if one of its files has changed."""
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
         stdin=subprocess.PIPE,
