@@ -53,6 +53,10 @@ def plant_path(plan: Plan, samples: list[int], last: int, rng) -> np.ndarray:
     return ids
 
 
+LEAST_SCORE = float(np.log(np.finfo(np.float32).tiny))
+"""The log of the smallest normal float32. Scores are logarithms of what the graph compares."""
+
+
 def check_tree(
     plan: Plan, logits, hidden, window: list[int], length: int, last: int, params: SamplingParams
 ) -> None:
@@ -78,15 +82,17 @@ def check_tree(
         choices = [tokens[child] for child in children]
         assert len(set(choices)) == len(choices)
         for rank, (token, best) in enumerate(zip(choices, ranked, strict=False)):
-            # Tokens that truncation removed cannot be accepted: their order does not matter.
-            assert best == -np.inf or abs(scores[token] - best) < NEAR_TIE, (plan.name, row, rank)
+            # Where the best score left is so low, the probabilities of all tokens left are 0 in
+            # float32, and the graph may take any of them: none will be accepted.
+            is_choice_free = best < LEAST_SCORE
+            assert is_choice_free or abs(scores[token] - best) < NEAR_TIE, (plan.name, row, rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=st.data())
-def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
+def test_any_batch_of_trees_gets_what_numpy_gives_it(sampler, data):
     plan = data.draw(st.sampled_from([*TREES, *PRUNED_TREES]))
     active = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
     params = [data.draw(sampling_params(sampler)) for _ in active]
@@ -100,10 +106,9 @@ def test_follows_the_model_and_leaves_the_next_tree(sampler, data):
     samples = [oracle_samples(plan, logits[b], int(length[b]), own) for b, own in enumerate(params)]
     for b in range(batch):
         ids[b, 1 : 1 + plan.drafts] = plant_path(plan, samples[b], last[b], rng)
-    run = data.draw(st.sampled_from([None, run_in_place]))
-    more = {} if run is None else {"run": run}
-    more = {"active": active, "hidden": hidden, **more}
-    out = run_tail(plan, sampler, logits, ids.copy(), length, params, **more)
+    run = data.draw(st.sampled_from([run_graph, run_in_place]))
+    options = {"active": active, "hidden": hidden, "run": run}
+    out = run_tail(plan, sampler, logits, ids.copy(), length, params, **options)
     for b, own in enumerate(params):
         if not active[b]:
             assert (out["count"][b], out["next_length"][b]) == (0, length[b])
