@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reciting import assert_idle, reciting_session, runner_of
+from reciting import HeldSession, assert_idle, runner_of
 
 from pass_runtime import GenerateOptions, QueueFull, SamplingParams
 from pass_runtime.session import load
@@ -117,12 +117,14 @@ def test_a_failed_read_of_the_prompt_fails_its_request_only(tiny_bundle, expecte
 
 
 def test_either_all_texts_are_queued_or_none(tiny_bundle):
-    session = reciting_session(tiny_bundle, max_queue=2)
-    running = session.generate([5], ENDLESS)
-    next(running)
-    with pytest.raises(QueueFull):
-        session.generate_all([5], options_of(3))
-    running.cancel()
-    running.result()
-    assert session.generate([5], options_of(1)[0]).result(20).finish_reason == "length"
-    assert_idle(session)
+    with HeldSession(tiny_bundle) as held:
+        session = held.session
+        running = session.generate([5], ENDLESS)
+        assert held.begun.wait(20)
+        with pytest.raises(QueueFull):
+            session.generate_all([5], options_of(3))
+        running.cancel()
+        held.go.set()
+        running.result()
+        assert session.generate([5], options_of(1)[0]).result(20).finish_reason == "length"
+        assert_idle(session)

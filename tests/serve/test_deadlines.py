@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from dataclasses import replace
 
 import pytest
+from fake_triton import wait_until
 
 from pass_server import streaming
 from pass_server.api_error import ApiError
@@ -20,6 +22,13 @@ from pass_server.service import LONG_TEXT_BYTES
 from pass_server.streaming import GenerationResponse
 
 REQUEST = CompletionRequest(model="m", prompt="The quick", max_tokens=4, temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def no_request_of_an_earlier_test(session):
+    """Wait until all places are free: those of a dropped request are when it is collected."""
+    gc.collect()
+    wait_until(lambda: session.usage().running + session.usage().waiting == 0)
 
 
 def service_of(session, **options):

@@ -1,4 +1,5 @@
-"""Requests made up from the OpenAPI document: the server answers with 200 or 400, never a 500."""
+"""Requests made up from the OpenAPI document: the server answers with 200 or 400 (413 if the
+body is too large), never with 500."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
+
+from pass_server.serve_options import ServeOptions
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
 """How many requests are sent to each endpoint: so many valid and so many invalid ones."""
@@ -46,7 +49,10 @@ def test_random_requests_cause_no_server_error(server, schema, path, validity):
         case.validate_response(response, checks=[not_a_server_error])
         if response.status_code >= 400:
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-        statuses.append(response.status_code)
+        if response.status_code == 413:
+            assert len(response.request.body) > ServeOptions.max_body_bytes
+        else:
+            statuses.append(response.status_code)
 
     run()
     assert 200 in statuses or validity is not GenerationMode.POSITIVE
