@@ -5,10 +5,10 @@
 
 namespace pass {
 
-// The lowest level that is written: messages below it need not be made.
+// The lowest level that is written, so that callers need not make messages below it.
 LogLevel log_level();
 
-// Write `message` to that function, or else to standard error, unless it is below `log_level()`.
+// Write `message` to that function, or to standard error if none is set, from `log_level()` up.
 void log(LogLevel level, const std::string& message) noexcept;
 
 }  // namespace pass

@@ -10,8 +10,8 @@
 
 namespace pass {
 
-// A character, or bytes that are none. size: its bytes; of an invalid one those that one U+FFFD
-// replaces. cut_off: whether it is invalid only because more bytes would have to follow.
+// A character, or invalid bytes that one U+FFFD replaces. size: how many bytes. cut_off: whether
+// they are invalid only because more bytes would have to follow.
 struct Utf8Character {
     std::size_t size = 0;
     bool valid = true;
@@ -25,7 +25,7 @@ Utf8Character utf8_character(std::string_view bytes, std::size_t index);
 // Python's errors="replace" and Rust's from_utf8_lossy.
 std::string lossy_utf8(std::string_view bytes, bool each_byte = false);
 
-// How many bytes of `bytes` precede a character that is cut off at their end; all if none is.
+// How many of `bytes` precede a character that is cut off at their end; all if none is cut off.
 std::size_t whole_characters(std::string_view bytes);
 
 // `text` on one line, for messages: each run of control characters and spaces becomes one space.

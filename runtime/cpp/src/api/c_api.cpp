@@ -34,14 +34,14 @@ void require(bool holds, const std::string& message) {
     if (!holds) throw pass::Error(message);
 }
 
-// The `count` token ids at `ids`. Throws Error, with `name`, if there are some and `ids` is null.
+// The `count` token ids at `ids`. Throws Error with `name` if `ids` is null and `count` is not 0.
 std::vector<std::int64_t> ids_at(const std::int64_t* ids, std::size_t count, const char* name) {
     require(count == 0 || ids != nullptr, std::string(name) + " is null");
     return {ids, ids + count};
 }
 
-// The options `given`, with defaults for the fields that the caller's version of the struct lacks.
-// init: fills a struct of so many bytes with defaults. min_size: the struct's in version 0.1.
+// The options `given`, with defaults for the fields that the caller's older struct lacks. init:
+// writes the defaults. min_size: the struct's bytes in version 0.1; a smaller size was never set.
 template <class Options>
 Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t min_size) {
     Options options;
@@ -60,7 +60,7 @@ void copy_out(const Struct& full, Struct* target, std::size_t size) {
     if (target != nullptr) std::memcpy(target, &full, std::min(size, sizeof full));
 }
 
-// The sizes in bytes of the structs in version 0.1.
+// The sizes in bytes of the structs in version 0.1, up to what was the last field then.
 constexpr std::size_t min_load_options_size = offsetof(pass_load_options, text) + sizeof(int);
 constexpr std::size_t min_generate_options_size =
     offsetof(pass_generate_options, logprobs) + sizeof(int);
@@ -131,7 +131,7 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
 }
 
 // Writes at most `room` unread tokens to `tokens`, and returns how many. While there are none,
-// reads events with `read` (`next` or `poll`); returns 0 if that returns none.
+// reads events with `read` (`next` or `poll`); returns 0 if `read` returns no event.
 int read_tokens(pass_generation* generation, std::int64_t* tokens, std::size_t room,
                 std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");

@@ -176,17 +176,17 @@ bool Core::run_scheduler(std::unique_lock<std::mutex>& lock) {
 void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
     stepping_ = true;
     lock.unlock();
-    std::exception_ptr lost, error;
+    std::exception_ptr device_error, error;
     try {
         const auto held = backend_->for_this_thread();
         work();
-        lost = error = backend_->failure();
-    } catch (...) {  // a bug in the scheduler, after which waiting threads would wait for ever
+        device_error = error = backend_->failure();
+    } catch (...) {  // a bug in the scheduler; waiting threads must not wait for ever
         error = std::current_exception();
     }
     if (error != nullptr) scheduler_.end_all({FinishReason::error, {}, error});
     lock.lock();
-    failure_ = lost;
+    failure_ = device_error;
     closed_ = closed_ || error != nullptr;
     stepping_ = false;
     signals_->changed.notify_all();
@@ -213,7 +213,7 @@ void Core::warm_up(const std::vector<SamplingParams>& samplings) {
     if (samplers.empty()) samplers = {Sampler::greedy, Sampler::sample};
     for (Sampler sampler : samplers) {
         for (int batch : capabilities_.batch_sizes)
-            between_steps([&] { tuners_.get(sampler, batch); });
+            between_steps([&] { tuners_.get(sampler, batch); });  // times passes for `auto`
     }
     if (!capabilities_.keeps_graphs) return;
     for (std::int64_t capacity : capabilities_.capacities) {

@@ -48,8 +48,9 @@ class Core {
     const Capabilities& capabilities() const { return capabilities_; }
 
    private:
-    // Throws Error if the session is closed.
+    // Throws Error if the session is closed: that of the device if its loss closed the session.
     void check_open() const;
+    // The request with all defaults filled in. Throws Error if it is invalid.
     ResolvedRequest resolve(const Request& request) const;
     // Run one step of the scheduler. lock: as for `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);

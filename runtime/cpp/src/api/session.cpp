@@ -75,7 +75,7 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
 Session::Session(Session&&) noexcept = default;
 
 Session& Session::operator=(Session&& other) noexcept {
-    std::swap(core_, other.core_);
+    std::swap(core_, other.core_);  // the destructor of `other` closes the former core
     return *this;
 }
 
@@ -130,7 +130,7 @@ Generation::Generation(std::unique_ptr<Data> data) : data_(std::move(data)) {}
 Generation::Generation(Generation&&) noexcept = default;
 
 Generation& Generation::operator=(Generation&& other) noexcept {
-    std::swap(data_, other.data_);
+    std::swap(data_, other.data_);  // the destructor of `other` cancels the former one
     return *this;
 }
 

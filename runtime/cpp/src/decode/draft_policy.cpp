@@ -33,8 +33,8 @@ std::vector<Plan> ngram_plans(const Situation& situation, int max_drafts) {
 }
 
 // A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of
-// the cycle. If that has no draft rows or no room, or fewer draft rows than the policy wants, it is
-// a plan that only verifies.
+// the cycle, or a plan without look-ahead rows if the next one has no draft rows, does not fit the
+// room, or has fewer draft rows than the policy wants.
 std::optional<NextPass> with_ngrams(const Situation& situation) {
     const Plan* plan = verifying_plan(situation);
     int max_drafts = 0;
@@ -68,8 +68,8 @@ std::optional<NextPass> with_ngrams(const Situation& situation) {
 }
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the
-// windows of the cycle do not fit the room, or the backend cannot run them, a narrower cycle is
-// used; none if not even a plain pass fits.
+// passes up to the cycle's end do not fit the room, or the backend cannot run all plans of the
+// cycle, a narrower cycle is used; none if not even a plain pass fits.
 std::optional<NextPass> from_cycle(const Situation& situation) {
     Cycle cycle = situation.cycle;
     while (true) {

@@ -1,4 +1,4 @@
-// Which pass comes next: a plan of the cycle, or one that verifies n-gram drafts.
+// Chooses the next pass for the scheduler: a plan of the cycle, or one that verifies n-gram drafts.
 //
 // Nothing here can change the text: the model verifies every draft.
 #pragma once
@@ -35,7 +35,7 @@ struct DraftState {
     std::map<int, ConditionalAcceptance>* ngram_acceptance = nullptr;
 };
 
-// The plan of a pass. drafts: by sequence, n-gram drafts for its window; none: its window stays.
+// A pass. drafts: for each sequence, n-gram drafts to put into its window; none: keep the window.
 struct NextPass {
     Plan plan;
     std::vector<std::optional<Drafts>> drafts;
@@ -48,7 +48,7 @@ class DraftPolicy {
     // Whether the n-gram drafts of a sequence should replace the drafts in its window of a plan.
     virtual bool prefers_ngrams(const DraftState&, const Plan&) { return true; }
     // How many n-gram drafts to verify in a pass that only verifies; 0: run no such pass. plans[i]
-    // verifies i + 1 drafts. cycle_plan: the cycle's next plan if it has draft rows, else null.
+    // verifies i + 1. cycle_plan: the cycle's next plan if it can verify n-gram drafts, else null.
     virtual int ngram_count(const std::vector<DraftState>&, const Plan* cycle_plan,
                             const std::vector<Plan>& plans) {
         return cycle_plan == nullptr ? static_cast<int>(plans.size()) : 0;
@@ -56,7 +56,7 @@ class DraftPolicy {
 };
 
 // What the choice of the next pass depends on. staged_plan: the plan whose windows are on the
-// device; null if there is none. room: `Slots::room`, in tokens. states: of the sequences in it.
+// device; null if there is none. room: `Slots::room`, in tokens. states: one for each sequence.
 struct Situation {
     Cycle cycle;
     const Plan* staged_plan;
@@ -72,7 +72,7 @@ struct Situation {
 };
 
 // How to decode a request. mode: one of `make_cycle`, or "auto". lookahead, trees: as for
-// `make_cycle`. draft: as in GenerateOptions. Throws Error if `ar` is asked to draft.
+// `make_cycle`. draft: as in GenerateOptions. Throws Error if it adds n-gram drafts to `ar`.
 DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees);
 

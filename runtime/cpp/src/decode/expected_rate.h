@@ -21,7 +21,7 @@ class ExpectedRate : public DraftPolicy {
 
    private:
     // The fastest of `plans`, which verify 1, 2, ... n-gram drafts: its expected tokens per second,
-    // of all sequences together, and how many drafts it verifies.
+    // of all sequences together, and how many drafts it verifies. Without plans, both are 0.
     std::pair<double, int> fastest(const std::vector<DraftState>& states,
                                    const std::vector<Plan>& plans);
 

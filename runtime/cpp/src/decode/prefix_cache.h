@@ -64,7 +64,7 @@ class PrefixStore {
         std::byte* address;
     };
 
-    void touch(std::size_t index);
+    void touch(std::size_t index);  // make this copy the most recently used one
     void drop(std::size_t index);
 
     KVCache& cache_;

@@ -7,7 +7,7 @@ namespace pass {
 
 namespace {
 
-// The lengths of token lists. They are few, because each of them needs its own CUDA graphs.
+// Token lists are padded to one of these lengths: few, because each needs its own CUDA graphs.
 constexpr std::size_t token_list_sizes[] = {16, 128, 1024, 8192, 65536, 524288};
 
 std::size_t words_of(std::int64_t vocab_size) {
@@ -93,7 +93,7 @@ std::size_t Processors::list_size(const std::vector<std::int64_t>& tokens, int d
 ProcessedRows Processors::rows(const std::vector<std::int64_t>& tokens,
                                std::span<const std::int64_t> drafts, std::size_t size) {
     read(tokens);
-    // No token is drawn from the rows after the last draft, so nothing is computed for them.
+    // The first id V ends the drafts. The rows after them stay unchanged: no token is drawn there.
     const auto end = std::find(drafts.begin(), drafts.end(), processing_.vocab_size);
     const std::span<const std::int64_t> real_drafts =
         drafts.first(static_cast<std::size_t>(end - drafts.begin()));
@@ -151,7 +151,7 @@ void Processors::fill_changes(ProcessedRows& result, std::span<const std::int64_
     const auto frequency = static_cast<float>(sampling.frequency_penalty);
     const auto presence = static_cast<float>(sampling.presence_penalty);
     for (std::size_t i = 0; i < size; ++i) {
-        // The lists are padded with copies of their first token.
+        // The lists are padded with copies of their first entry: entries may be repeated if equal.
         const std::int64_t token = ids[i < ids.size() ? i : 0];
         const auto bias = sampling.logit_bias.find(token);
         result.touched[i] = token;

@@ -18,7 +18,7 @@
 namespace pass {
 
 // What a request asks of the processors. end_tokens: tokens that are not drawn until `min_tokens`
-// tokens are written. allowed_token_ids: the only tokens that are drawn; empty allows all.
+// tokens are written. The others are as in GenerateOptions.
 struct Processing {
     std::int64_t vocab_size = 0;
     SamplingParams sampling;
@@ -28,7 +28,7 @@ struct Processing {
     std::vector<std::int64_t> allowed_token_ids;
     AllowedTokens allowed_tokens;
 
-    // Whether anything is asked for.
+    // Whether any field forbids tokens or changes logits.
     bool changes_logits() const;
 };
 
@@ -65,7 +65,7 @@ class Processors {
     std::map<std::int64_t, std::int64_t> token_counts_;  // of the text, without the prompt
     std::set<std::int64_t> seen_;            // of prompt and text, if there is a repetition penalty
     std::vector<std::int64_t> changed_ids_;  // tokens whose logits may change, each once
-    std::set<std::int64_t> changed_;         // the same tokens
+    std::set<std::int64_t> changed_;         // the same tokens, for look-ups
 };
 
 // Rows that change nothing, for a slot without processors in a pass in which others have some.

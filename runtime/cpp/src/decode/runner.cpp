@@ -10,9 +10,9 @@ namespace pass {
 
 namespace {
 
-constexpr int runs_until_captured = 2;  // a pass is captured in its second run
+constexpr int runs_until_captured = 2;  // a pass is captured after its second run
 
-// The log-probabilities of token `index` that the pass emitted in `slot`, with `top` likely tokens.
+// Log-probabilities of emitted token `index` of `slot`, and of the `top` likeliest tokens there.
 TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index, int top) {
     const std::size_t row = static_cast<std::size_t>(slot) * logprobs.max_emitted + index;
     TokenLogprobs result{logprobs.chosen[row], {}};
@@ -28,12 +28,12 @@ SlotResult result_of(const Slot& slot, const Emitted& emitted, const Logprobs* l
     const std::vector<std::int64_t>& ids = emitted.tokens;
     SlotResult result{
         slot.sequence, slot.num_drafts, slot.source, 0, static_cast<int>(emitted.rows.back()), {}};
-    // Row i of a tree is the first choice at depth i.
+    // Row 0 is the root, and row i the first choice at depth i.
     int& accepted = result.accepted_first_choices;
     while (static_cast<std::size_t>(accepted) + 1 < emitted.rows.size() &&
            emitted.rows[static_cast<std::size_t>(accepted) + 1] == accepted + 1)
         ++accepted;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {  // the last one is the bonus token
         Token token{ids[i], i + 1 < ids.size() ? slot.source : TokenSource::model, std::nullopt,
                     ""};
         const std::optional<int>& count = slot.sequence->request.logprobs;
@@ -85,7 +85,7 @@ std::int64_t Runner::prefill(Slot& slot, std::optional<std::int64_t> max_rows) {
     engine_seconds_ += done - engine_started;
     if (slot.exact_prefix_len == sequence.cached) slot.exact_prefix_len += count;
     sequence.cached += count;
-    slot.masked = false;  // it was masked at another length
+    slot.masked = false;  // to be masked again with its new length
     sequence.stats.prefill_seconds += done - started;
     return count;
 }
@@ -133,7 +133,7 @@ std::pair<std::vector<SlotResult>, double> Runner::run(const Plan& plan,
     return {std::move(results), seconds};
 }
 
-// Write windows of a pass of `kind` in all slots of its batch, and mask these slots.
+// Write some window of the plan in every slot of a pass of `kind`, and mask these slots.
 void Runner::stage_masked(const PassKind& kind) {
     slots_.make_room(kind.plan, kind.batch);
     staged_plan_.reset();
@@ -270,7 +270,7 @@ void Runner::capture_graphs(std::int64_t capacity, int batch,
             "not all passes over " + std::to_string(batch) +
                 " slots could be captured before requests need them: " + error.what());
     }
-    if (capacity_before > 0) slots_.resize(capacity_before);
+    if (capacity_before > 0) slots_.resize(capacity_before);  // 0: the first request sets it
 }
 
 }  // namespace pass

@@ -9,11 +9,11 @@ namespace pass {
 
 namespace {
 
-// While others decode, a step prefills no wider chunk, and begins none after this many tokens.
+// While sequences decode, a step begins no prompt chunk after this many tokens; none is wider.
 constexpr std::int64_t max_prompt_tokens = 64;
 
 // Whether a request may be decoded with trees. One that names a chain may not, because second
-// choices round differently. The graphs of log-probabilities and processors read chains only.
+// choices round differently. The graphs of log-probabilities and processors read only chains' rows.
 bool allows_tree(const ResolvedRequest& request) {
     return (!request.cycle || request.cycle->is_tree()) && !request.logprobs && !request.processing;
 }
@@ -46,6 +46,7 @@ void observe(Tuner& tuner, const Plan& plan, int batch, double seconds,
             result.sequence->lookahead_acceptance->record(result.drafted, accepted);
     }
     if (!plan.groups.empty() || any_drafted) return;
+    // After many plain passes, the rates of look-ahead drafts are out of date.
     tuner.lookahead_acceptance().forget();
     for (const SlotResult& result : results) {
         if (result.sequence->lookahead_acceptance) result.sequence->lookahead_acceptance->forget();
@@ -207,7 +208,7 @@ std::optional<NextPass> Scheduler::choose_pass(const std::vector<Slot*>& active,
         policy = std::make_unique<ExpectedRate>(*tuner, candidate, batch);
     }
     if (cycle && cycle->is_tree() && !allow_trees) cycle = cycle->narrower();
-    // If all sequences are new, no window is staged, and a cycle begins.
+    // If all sequences are new, no window is staged, and the cycle begins with its first plan.
     const bool any_staged =
         std::any_of(active.begin(), active.end(), [](const Slot* slot) { return slot->staged; });
     const Plan* staged_plan =

@@ -22,7 +22,7 @@ End error_end() noexcept {
             error = std::make_exception_ptr(out_of_memory());
         } catch (...) {  // no memory for a message either
         }
-    } catch (...) {  // the reader gets the exception as it is
+    } catch (...) {  // other exceptions stay as they are
     }
     return {FinishReason::error, {}, error};
 }
@@ -81,7 +81,7 @@ void SequenceState::finish(End end) noexcept {
     if (reader_ != nullptr && !at_stop_string) {
         try {
             if (std::string rest = reader_->flush(); !rest.empty()) publish({{}, std::move(rest)});
-        } catch (...) {  // the reader must still learn that the sequence has ended
+        } catch (...) {  // waiting threads must still learn that the sequence has ended
             end = error_end();
         }
     }

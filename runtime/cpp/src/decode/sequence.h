@@ -43,7 +43,7 @@ struct ResolvedRequest {
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended. stop: the token or string that ended it. error: what readers get, or null.
+// How a sequence ended. stop: the token or string that ended it. error: for its readers, or null.
 struct End {
     FinishReason reason;
     StopReason stop;
@@ -53,14 +53,14 @@ struct End {
 // The end of a sequence that failed with the exception that is being handled.
 End error_end() noexcept;
 
-// By this, readers wait for output. It is shared by all sequences of a session.
+// What readers (the threads that read output) wait for. All sequences of a session share it.
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
     std::int64_t unfinished = 0;  // sequences in slots and in the queue
 };
 
-// A request that waits or decodes. Slots and runner set `cached`. Readers use `output` alone.
+// A request that waits or decodes. Readers use only `output`, and may set `cancelled`.
 class SequenceState {
    public:
     // What readers see. The mutex of `signals` guards it.
@@ -73,7 +73,7 @@ class SequenceState {
     SequenceState(ResolvedRequest request, std::unique_ptr<TextReader> reader,
                   std::shared_ptr<Signals> signals);
 
-    // Whether the whole prompt but its last token is in the cache.
+    // Whether all tokens but the root are in the cache, so that passes can decode the sequence.
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
     // How many tokens were written so far.
     std::int64_t written() const {
@@ -96,7 +96,7 @@ class SequenceState {
     Stats stats;
     std::optional<NgramIndex> ngram_index;
     std::optional<double> decoding_since;  // when its first pass began (`now`)
-    double engine_seconds_before = 0.0;    // that the session had spent when its first pass began
+    double engine_seconds_before = 0.0;    // of the session, when its first pass began
     std::optional<ConditionalAcceptance> lookahead_acceptance;  // none until `auto` needs it
     std::map<int, ConditionalAcceptance> ngram_acceptance;      // by the length of the match
     std::optional<Processors> processors;

@@ -61,7 +61,7 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     for (Slot& slot : slots_) {
         if (slot.sequence != nullptr) continue;
         const std::int64_t count = reusable(slot, sequence->request);
-        // Of several slots, the one that would lose the fewest kept tokens is taken.
+        // Of slots with equally many reusable tokens, the one that keeps the fewest is taken.
         const bool better = chosen == nullptr || count > reused ||
                             (count == reused && slot.kept.size() < chosen->kept.size());
         if (!better) continue;
@@ -122,7 +122,7 @@ void Slots::share(Slot& slot) {
     }
     sequence.stats.cached_tokens += count - sequence.cached;
     sequence.cached = count;
-    slot.masked = false;  // it was masked at another length
+    slot.masked = false;  // to be masked again with its new length
     sequence.stats.prefill_seconds += now() - started;
 }
 
@@ -183,7 +183,7 @@ void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
 }
 
 // Keep only the first `tokens` kept tokens of a free slot. If some are dropped, the exact prefix is
-// saved first. The slot is neither staged nor masked then: a pass would write at its old length.
+// saved first. Then the slot must be masked again: until then the device has its old length.
 void Slots::truncate_kept(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
         if (store_)
@@ -205,9 +205,9 @@ void Slots::move(Slot& source, Slot& target) {
     truncate_kept(source, 0);
 }
 
-// How many prompt tokens of `request`, in whole blocks, have K/V in `slot` that it may use. On an
-// engine with `same_entries` these must have the bits that a prefill would write. Without a prefix
-// store, only requests with `reuse_prefix` may use any.
+// How many prompt tokens of `request`, in whole blocks, have K/V in `slot` that it may use. With
+// `same_entries`, these must have the bits that a prefill would write. Without a prefix store, only
+// requests with `reuse_prefix` may use any.
 std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
     const std::int64_t usable =

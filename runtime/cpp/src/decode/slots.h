@@ -1,8 +1,8 @@
 // The slots of a backend, and what each holds: a sequence, its cached tokens and its window.
 //
 // The K/V of a finished sequence stay in its slot until another sequence needs the slot. A prompt
-// reuses K/V of the tokens that it begins with, from a free slot, a slot in use or `PrefixStore`:
-// only if they have the bits that a prefill would write, or if the request allows other bits. If an
+// reuses K/V of the tokens that it begins with, from a free slot, a slot in use or `PrefixStore`.
+// They must have the bits that a prefill would write, unless the request allows other bits. If an
 // allocation fails, the records here stay as they were before.
 #pragma once
 
@@ -24,13 +24,13 @@ struct Slot {
     std::shared_ptr<SequenceState> sequence;
     std::vector<std::int64_t> kept;  // of a free slot: the tokens whose K/V are still in the cache
     std::string salt;                // `cache_salt` of its present or last sequence
-    // How many of the slot's first K/V entries have the bits that a prefill would write. (After a
-    // second choice of a tree, bits may differ.) It may exceed `cached`.
+    // How many of the slot's first K/V entries have the bits that a prefill would write: those up
+    // to a second choice of a tree. It may exceed `cached` of a free slot, which can drop tokens.
     std::int64_t exact_prefix_len = 0;
     int num_drafts = 0;                           // drafts in its window
     TokenSource source = TokenSource::lookahead;  // of these drafts
     bool staged = false;                          // whether its window is on the device
-    bool masked = false;  // whether the device leaves the slot out of passes, at its present length
+    bool masked = false;  // whether it is masked on the device, with its present length
 
     // How many tokens have K/V in the cache.
     std::int64_t cached() const {

@@ -17,7 +17,7 @@ void Stats::record(int drafts, int count) {
     if (drafts == 0) return;
     steps += 1;
     drafted += drafts;
-    accepted += count - 1;
+    accepted += count - 1;  // all but the bonus token
     histogram.resize(std::max(histogram.size(), static_cast<std::size_t>(count)));
     histogram[static_cast<std::size_t>(count - 1)] += 1;
 }
