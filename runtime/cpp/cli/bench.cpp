@@ -148,7 +148,7 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
     return result;
 }
 
-// The report's entry of a plan. Numbers of rounds are given as medians.
+// The report's entry of a plan. Speeds are medians over the rounds.
 Json report_of(const Contender& contender, const Contender& baseline) {
     std::vector<double> rates, ratios, sequence_rates, pass_milliseconds, host_milliseconds;
     Stats stats;  // the sum of all rounds, because `auto` runs other passes in each
@@ -178,8 +178,8 @@ Json report_of(const Contender& contender, const Contender& baseline) {
             {"acceptance_per_position", stats.acceptance_per_position()}};
 }
 
-// For each text that a plan wrote differently than the first plan, where they differ. Only rounding
-// can cause that, but for sampling with the rejection rule, where texts may differ: then empty.
+// A line for each text that a plan wrote differently than the first plan, which only rounding can
+// cause. Empty for sampling under the rejection rule, where texts may differ.
 std::vector<std::string> differences(const Session& session,
                                      const std::vector<Contender>& contenders) {
     std::vector<std::string> result;
@@ -188,12 +188,12 @@ std::vector<std::string> differences(const Session& session,
         return result;
     for (const Contender& other : contenders) {
         for (std::size_t i = 0; i < first.texts.size(); ++i) {
-            const Ids &ours = other.texts[i], &theirs = first.texts[i];
-            if (ours == theirs) continue;
+            const Ids &text = other.texts[i], &expected = first.texts[i];
+            if (text == expected) continue;
             const auto differs =
-                std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end()).first;
+                std::mismatch(text.begin(), text.end(), expected.begin(), expected.end()).first;
             result.push_back(other.name + ": prompt " + std::to_string(i) + " from token " +
-                             std::to_string(differs - ours.begin()));
+                             std::to_string(differs - text.begin()));
         }
     }
     return result;
@@ -201,7 +201,7 @@ std::vector<std::string> differences(const Session& session,
 
 const char* text_of(const Json& value) { return value.get_ref<const std::string&>().c_str(); }
 
-// Prints what ran without a CUDA graph, and why; nothing on the CPU, which has no CUDA graphs.
+// Prints whether passes ran as CUDA graphs, and if not, why; nothing on the CPU, which has none.
 void print_captures(const Json& report) {
     if (report["device"] == "cpu") return;
     if (report["uncaptured"].empty()) std::printf("passes were captured as CUDA graphs\n");
@@ -315,7 +315,7 @@ void add_bench(CLI::App& app) {
         ->take_all();
     command
         ->add_option("--plan", flags->plans,
-                     "Plans to compare; ratios are to the first. Default: all.")
+                     "Plans to compare; ratios are to the first. Default: all but trees.")
         ->take_all();
     command->add_option("--draft", flags->drafts, "Draft sources to compare.")->take_all();
     command

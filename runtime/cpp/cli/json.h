@@ -1,4 +1,4 @@
-// The JSON objects that commands print, with the keys of those that pass-run prints.
+// The JSON objects that commands print. Their keys are those of the objects that pass-run prints.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -14,11 +14,11 @@ namespace pass::cli {
 // The bundle to open, and how it is opened.
 struct EngineFlags {
     std::string bundle;
-    LoadOptions options;  // without what the next flags say
+    LoadOptions options;  // all but what the next three fields and `slots` set
     bool trust_bundle = false, no_weight_cache = false, no_prefix_cache = false;
 
     void add_to(CLI::App& command);
-    Session open(int slots = 1) const;
+    Session open(int slots = 1) const;  // slots: how many sequences are decoded together
 };
 
 struct SamplingFlags {

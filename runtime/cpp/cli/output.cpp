@@ -24,7 +24,7 @@ constexpr std::array<Style, 3> styles{{{TokenSource::model, nullptr, "the model'
                                        {TokenSource::ngram, "\x1b[36m", "n-gram drafts"}}};
 constexpr const char *dim = "\x1b[2m", *reset = "\x1b[0m";
 
-// `text` in that colour, if `file` is a terminal.
+// `text` in `colour`, if `file` (a file descriptor) is a terminal.
 std::string coloured(const std::string& text, const char* colour, int file) {
     if (colour == nullptr || text.empty() || isatty(file) == 0) return text;
     return colour + text + reset;

@@ -30,8 +30,8 @@ std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text);
 // The token ids of a list that was given with `flag`. Throws Error if `text` is no such list.
 std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text);
 
-// The ids of `text` by the tokenizer. If it has none, the model's start token, or else its end
-// token, because a prompt needs a token.
+// The token ids of `text`. If it has none, as an empty text, the id of the model's start token, or
+// else of its end token, because a prompt needs a token.
 std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle,
                                  const std::string& text);
 

@@ -16,7 +16,7 @@ Backend::Backend(const Manifest& manifest, Capabilities capabilities,
       memory_(std::move(memory)),
       bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width,
                 capabilities_.least_rows),
-      // A pass over fewer rows than it must have is padded with the rows of more slots.
+      // A window that is padded to `least_rows` rows reaches into the rows of later slots.
       buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows),
                bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
@@ -48,7 +48,7 @@ void Backend::stage(int slot, const Plan& plan, std::int64_t length, std::int64_
     ids.insert(ids.end(), drafts.begin(), drafts.end());
     ids.resize(static_cast<std::size_t>(1 + plan.drafts), vocab);
     for (int size : plan.groups) {
-        for (int i = 0; i < size; ++i) ids.push_back(vocab + i);
+        for (int i = 0; i < size; ++i) ids.push_back(vocab + i);  // look-ahead embedding i
     }
     ids.resize(static_cast<std::size_t>(bindings_.padded_width(plan)), 0);
     buffers_.write_row("input_ids", slot, {bindings_.padded_width(plan)}, ids);

@@ -17,7 +17,7 @@ namespace pass {
 
 using Shape = std::vector<std::int64_t>;
 
-// The same name and shape is always at the same address, because captured CUDA graphs contain
+// A buffer of one name and shape stays at its address, because captured CUDA graphs contain
 // addresses. For a buffer with a row for each of `slots` slots, callers give the shape of one row.
 //
 // transient: names of buffers with rows whose content, such as logits, is not needed after the pass
@@ -43,8 +43,7 @@ class Buffers {
         std::byte* rows = rows_address(name, shape, item_size);
         memory_.upload(rows + static_cast<std::size_t>(slot) * size, values.data(), size);
     }
-    // Write a part of the row of `slot`, which has this `shape`: from index `first` of dimension 0
-    // on.
+    // Write a part of the row of `slot`, of this `shape`, from index `first` of dimension 0 on.
     void write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                     const std::vector<std::int64_t>& values);
     // Write the row of `slot` in a buffer whose rows are single numbers.
@@ -69,7 +68,7 @@ class Buffers {
         std::byte* address = nullptr;
     };
 
-    // key: the buffer's shape, or -1 and the shape of a row.
+    // key: the buffer's shape, or if it has a row for every slot, -1 and the shape of a row.
     std::byte* address(const std::string& name, const Shape& key, std::int64_t elements,
                        std::size_t item_size);
     // The address of the newest block of a name in `transient`, which has at least `size` bytes.
@@ -84,8 +83,8 @@ class Buffers {
 };
 
 // The noise offsets (bundle/noise.h) that tails read: a row [positions,2] for every slot and
-// stream. A row is filled from the slot's present position to some positions beyond its next pass,
-// and then again: so the cost of starting a request does not grow with the KV capacity.
+// stream. A row is filled in pieces, each time to some positions beyond the slot's next pass, so that
+// the cost of starting a request does not grow with the KV capacity.
 class NoiseRows {
    public:
     // streams: how many of `noise_streams` the bundle's tails read.

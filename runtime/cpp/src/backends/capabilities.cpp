@@ -94,7 +94,7 @@ std::int64_t activation_bytes(const ModelInfo& model, std::int64_t rows, std::in
     const std::int64_t logits = model.vocab_size * 2 * 4;  // two copies of one row, in fp32
     // 4 tensors of the hidden size, and 3 in the MLP, which is 4 times as wide.
     const std::int64_t layer = rows * (4 + 3 * 4) * model.hidden_size * element;
-    const std::int64_t scores = rows * model.heads * columns * (element + 1);
+    const std::int64_t scores = rows * model.heads * columns * (element + 1);  // 1: for a mask
     return logits + layer + scores;
 }
 

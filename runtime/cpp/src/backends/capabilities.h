@@ -37,8 +37,8 @@ struct Capabilities {
     bool keeps_graphs = false;
     int least_width = 1;     // narrower windows are padded to this many rows
     bool exact_sums = true;  // whether 8-bit products are summed exactly, as integers
-    // A pass of the trunk over fewer rows, those of all slots together, is padded to this many. The
-    // padding is no part of the window: tails do not see it.
+    // A pass of the trunk over fewer rows, in all slots together, could round differently, so it is
+    // padded to this many. The padding is no part of the window: tails do not see it.
     int least_rows = 1;
     // The `noise_positions` of the engines; 0 computes it from the largest capacity.
     std::int64_t engine_positions = 0;

@@ -78,7 +78,7 @@ std::string Cuda::why() const {
     std::vector<std::pair<int, const char*>> errors{{api_.last_error(), "cudaGetLastError"}};
     if (!capturing_) {  // In a capture, waiting would be an error of its own.
         errors.emplace_back(api_.stream_synchronize(stream_), "cudaStreamSynchronize");
-        api_.last_error();
+        api_.last_error();  // clears CUDA's record of the error that was just listed
     }
     for (const auto& [code, name] : errors) {
         if (CudaApi::device_lost_name(code) != nullptr) check(code, name);

@@ -59,7 +59,7 @@ struct Gpu {
     std::string target;  // its compute capability, such as `sm89`
 };
 
-// GPU `ordinal`; none if it cannot be used. Throws Error if there is no GPU of a number above 0.
+// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is not 0 and no GPU has it.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
 // Why `find_gpu` found no GPU, for a message: what is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
@@ -92,7 +92,7 @@ class Cuda : public Memory {
     void* stream() const { return stream_; }
     // Allocate pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Put a copy to `host` on the stream, done after `synchronize`. In a capture, `host` is pinned.
+    // Put a copy to `host` on the stream: `synchronize` waits for it. A capture needs pinned `host`.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     // Wait until the device has done all that is on the stream.
     void synchronize();
@@ -119,7 +119,7 @@ class Cuda : public Memory {
     bool capturing_ = false;
     std::size_t staging_bytes_;
     std::byte* staging_ = nullptr;     // allocated when it is first used
-    std::size_t in_flight_bytes_ = 0;  // at its beginning, the bytes that copies may still use
+    std::size_t in_flight_bytes_ = 0;  // of `staging_`, from its start: copies may still use them
     std::unordered_set<void*> blocks_, host_blocks_, graphs_;
 };
 

@@ -47,7 +47,7 @@ class KVCache {
     void keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows);
 
    private:
-    // The bytes of so many entries in one head.
+    // The bytes of `entries` cache entries in one head.
     std::size_t bytes_of(std::int64_t entries) const;
     // The bytes of one head of one slot, for a KV capacity in tokens.
     std::size_t pitch(std::int64_t capacity) const { return bytes_of(capacity + spare_); }

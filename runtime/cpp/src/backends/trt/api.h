@@ -14,7 +14,7 @@
 
 namespace pass {
 
-// An execution context. All methods but `capturable` return false if TensorRT reports an error.
+// An execution context. Setters and `enqueue` return false if TensorRT reports an error.
 class TrtContext {
    public:
     virtual ~TrtContext() = default;

@@ -21,7 +21,7 @@ int least_width(const EngineSet& engines) {
     for (const EngineFile& engine : engines.engines) {
         for (const Profile& profile : engine.profiles) {
             const std::map sizes(profile.sizes.begin(), profile.sizes.end());
-            // Only the trunk has columns.
+            // Of all graphs, only the trunk has the input `columns`.
             if (!sizes.contains(columns_input) || !sizes.contains("width")) continue;
             const std::int64_t rows = sizes.at("width").min;
             least = std::min(least.value_or(rows), rows);

@@ -132,10 +132,10 @@ void TrtEngine::enqueue(const EngineCall& call) {
 }
 
 void TrtEngine::bind(TrtContext& context, const EngineCall& call) {
-    const std::string profile = std::to_string(call.profile);
+    const std::string profile = std::to_string(call.profile);  // a new context has profile 0
     if (call.profile != 0 && !context.set_profile(call.profile, cuda_.stream()))
         throw refusal("does not take profile " + profile, "setOptimizationProfileAsync");
-    cuda_.synchronize();
+    cuda_.synchronize();  // The profile must be set before the shapes.
     for (const auto& [name, shape] : call.shapes) {
         if (context.set_shape(name, shape)) continue;
         throw refusal(

@@ -15,7 +15,7 @@
 
 namespace pass {
 
-// The arguments of an engine: a profile, its inputs' shapes, and the address of each tensor.
+// What an engine is run with: a profile, the inputs' shapes, and the address of each tensor.
 struct EngineCall {
     int profile = 0;
     std::map<std::string, Shape> shapes;
@@ -49,13 +49,13 @@ class TrtScratch {
 // a CUDA graph is valid only while the context that it was captured from keeps its arguments.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine does not load, or differs.
+    // shapes: from `engine_shapes`. Throws Error if the engine does not load or is another.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
               const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The first profile that admits `sizes`, by symbolic dimension. Throws Error if none does.
+    // The first profile that admits `sizes`, by the dimension's name. Throws Error if none does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Put one run on the stream. Throws Error if the library refuses it.
     void enqueue(const EngineCall& call);
@@ -85,7 +85,7 @@ class TrtEngine {
 };
 
 // Engine calls one after another, then copies of their results to the host. After two runs the work
-// is captured as a CUDA graph, which later runs replay. If that fails, they do the same as before.
+// is captured as a CUDA graph, which later runs replay. If that fails, they enqueue all calls.
 class TrtProgram {
    public:
     using Call = std::pair<TrtEngine*, EngineCall>;

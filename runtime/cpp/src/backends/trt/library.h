@@ -36,12 +36,12 @@ const std::vector<TrtLibrary>& trt_libraries();
 const TrtLibrary* find_trt_library(const std::string& name);
 
 // Opens `library`. path: its file; empty: the one in `library.variable`, else the first that is
-// found of the versions whose headers libpass was built with. Throws Error if libpass was built
-// without its headers, or it cannot be opened, or its version is not one of these.
+// found of the versions whose headers libpass was built with. Throws Error if the library cannot be
+// opened, or libpass was built without the headers of its version.
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path);
 
 // The newest engine set of `library` for `version` and `gpu`. Throws Error if none fits, or an
-// engine is not the file that was built. verify: compare hashes. why_absent: if there is no `gpu`.
+// engine is not the file that was built. verify: compare hashes. why_absent: why `gpu` is none.
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
                                 const std::string& library, const std::string& version,
                                 const std::optional<Gpu>& gpu, bool verify,

@@ -125,7 +125,7 @@ class KernelCache {
     std::vector<char> saved_;  // the file's content, if the library accepts it
 };
 
-// What versions without `isStreamCapturable` would say: they may allocate memory in a run.
+// What is assumed of versions without `isStreamCapturable`: they may allocate memory in a run.
 constexpr bool capturable_by_default = false;
 #else
 constexpr bool capturable_by_default = true;
