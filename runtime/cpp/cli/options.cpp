@@ -40,12 +40,12 @@ void EngineFlags::add_to(CLI::App& command) {
 }
 
 Session EngineFlags::open(int slots) const {
-    LoadOptions all = options;
-    all.max_batch_size = slots;
-    all.verify = !trust_bundle;
-    all.weight_cache = !no_weight_cache;
-    all.prefix_cache = !no_prefix_cache;
-    return Session::load(bundle, all);
+    LoadOptions load_options = options;
+    load_options.max_batch_size = slots;
+    load_options.verify = !trust_bundle;
+    load_options.weight_cache = !no_weight_cache;
+    load_options.prefix_cache = !no_prefix_cache;
+    return Session::load(bundle, load_options);
 }
 
 void SamplingFlags::add_to(CLI::App& command) {

@@ -83,7 +83,7 @@ class Buffers {
 };
 
 // The noise offsets (bundle/noise.h) that tails read: a row [positions,2] for every slot and
-// stream. A row is filled in pieces, each time to some positions beyond the slot's next pass, so that
+// stream. A row is filled in pieces, each up to some positions beyond the slot's next pass, so that
 // the cost of starting a request does not grow with the KV capacity.
 class NoiseRows {
    public:

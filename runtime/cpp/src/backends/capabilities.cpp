@@ -10,6 +10,9 @@ namespace pass {
 
 namespace {
 
+const std::vector<std::string> gpu_devices{"cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep"};
+constexpr std::size_t max_ordinal_digits = 4;
+
 // `first`, twice that, and so on, up to and including `maximum`.
 template <class Size>
 std::vector<Size> doublings(Size first, Size maximum) {
@@ -109,13 +112,6 @@ std::map<int, std::int64_t> wide_chunks(const ModelInfo& model,
     }
     return result;
 }
-
-namespace {
-
-const std::vector<std::string> gpu_devices{"cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep"};
-constexpr std::size_t max_ordinal_digits = 4;
-
-}  // namespace
 
 std::string comma_list(const std::vector<std::string>& items) {
     std::string text;

@@ -92,7 +92,7 @@ class Cuda : public Memory {
     void* stream() const { return stream_; }
     // Allocate pinned host memory, into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Put a copy to `host` on the stream: `synchronize` waits for it. A capture needs pinned `host`.
+    // Put a copy to `host` on the stream; `synchronize` waits for it. In a capture, pin `host`.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     // Wait until the device has done all that is on the stream.
     void synchronize();

@@ -106,15 +106,15 @@ const char* CudaApi::device_lost_name(int code) {
         {810, "cudaErrorMpsClientTerminated"},
         {911, "cudaErrorExternalDevice"},
     };
-    const auto lost = codes.find(code);
-    return lost == codes.end() ? nullptr : lost->second;
+    const auto entry = codes.find(code);
+    return entry == codes.end() ? nullptr : entry->second;
 }
 
 void CudaApi::check(int code, const char* name) const {
     if (code == 0) return;
-    if (const char* lost = device_lost_name(code)) {
+    if (const char* error_name = device_lost_name(code)) {
         throw DeviceLost("the GPU works no more for this process (CUDA error " +
-                         std::to_string(code) + ", " + lost + ", " + name +
+                         std::to_string(code) + ", " + error_name + ", " + name +
                          "); restart the process");
     }
     std::string hint;

@@ -26,8 +26,8 @@ const Plan* verifying_plan(const Situation& situation) {
 std::vector<Plan> ngram_plans(const Situation& situation, int max_drafts) {
     std::vector<Plan> plans;
     for (int count = 1; count <= max_drafts; ++count) {
-        Plan verify = situation.capabilities.verify_plan(count);
-        if (situation.fits(verify.width())) plans.push_back(std::move(verify));
+        Plan plan = situation.capabilities.verify_plan(count);
+        if (situation.fits(plan.width())) plans.push_back(std::move(plan));
     }
     return plans;
 }

@@ -13,7 +13,6 @@ namespace pass {
 // match is the longest n-gram that ends the sequence and occurred in it before.
 class NgramIndex {
    public:
-    // Append `tokens`.
     void extend(std::span<const std::int64_t> tokens);
 
     // The `count` tokens that followed the last earlier occurrence of the match; empty without one.

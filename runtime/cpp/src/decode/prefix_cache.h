@@ -52,8 +52,7 @@ class PrefixStore {
     Match match(std::span<const std::int64_t> tokens, const std::string& salt) const;
     // Copy the K/V of the common prefix into `slot`, whose cache has room for them.
     void load(const Match& match, int slot);
-    // Bytes of all copies.
-    std::size_t used() const;
+    std::size_t used() const;  // bytes of all copies
 
    private:
     // A copy of the K/V of `tokens`, `size` bytes at `address`, for requests with `salt`.

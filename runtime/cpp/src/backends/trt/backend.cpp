@@ -40,19 +40,19 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
                     std::to_string(options.max_batch_size));
     }
     const std::int64_t built_for = engines.capacities.back(),
-                       largest = options.capacity.value_or(built_for);
-    if (largest > built_for) {
+                       max_capacity = options.capacity.value_or(built_for);
+    if (max_capacity > built_for) {
         throw Error("the engines' KV capacity is " + std::to_string(built_for) +
                     " tokens; use --capacity " + std::to_string(built_for) +
-                    " or less, or build them with --max-seq-len " + std::to_string(largest));
+                    " or less, or build them with --max-seq-len " + std::to_string(max_capacity));
     }
     Capabilities result;
     result.device = engines.library + " " + engines.version;
     result.vocab_size = manifest.model.vocab_size;
     for (std::int64_t columns : engines.capacities) {
-        if (columns < largest) result.capacities.push_back(columns);
+        if (columns < max_capacity) result.capacities.push_back(columns);
     }
-    result.capacities.push_back(largest);
+    result.capacities.push_back(max_capacity);
     for (std::int64_t width : engines.prefill_widths)
         result.prefill_widths.push_back(static_cast<int>(width));
     result.prefill_widths.push_back(1);
@@ -161,8 +161,8 @@ TrtProgram& TrtBackend::program(const Key& key,
     const std::pair full_key(columns_, key);
     auto entry = programs_.find(full_key);
     if (entry == programs_.end()) {
-        TrtProgram made(name_of(key), cuda_, uncaptured_, make_work());
-        entry = programs_.emplace(full_key, std::move(made)).first;
+        TrtProgram new_program(name_of(key), cuda_, uncaptured_, make_work());
+        entry = programs_.emplace(full_key, std::move(new_program)).first;
     }
     return entry->second;
 }
@@ -181,10 +181,13 @@ std::string TrtBackend::name_of(const Key& key) const {
 TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
     TrtEngine& trunk = engine(manifest_.trunk);
     EngineCall call = call_of(bindings_.trunk(plan, batch, prefill));
-    const Binding columns{columns_input, columns_input + ("." + std::to_string(columns_)),
-                          {columns_},    "bool",
-                          false,         {},
-                          nullptr};
+    const Binding columns{.tensor = columns_input,
+                          .buffer = columns_input + ("." + std::to_string(columns_)),
+                          .shape = {columns_},
+                          .dtype = "bool",
+                          .by_slot = false,
+                          .row = {},
+                          .constant = nullptr};
     call.shapes[columns_input] = columns.shape;
     call.addresses[columns_input] = buffers_.address_of(columns);
     const auto shape = cache_.shape(batch);

@@ -85,12 +85,13 @@ void TrtEngine::check(const EngineShapes& shapes) const {
     EngineShapes all_names = shapes;
     for (const auto& [name, shape] : built) all_names.try_emplace(name);
     for (const auto& [name, shape] : all_names) {
-        const auto has = built.find(name);
+        const auto loaded = built.find(name);
         const auto listed = shapes.find(name);
-        if (has != built.end() && listed != shapes.end() && matches(has->second, listed->second))
+        if (loaded != built.end() && listed != shapes.end() &&
+            matches(loaded->second, listed->second))
             continue;
         throw outdated("and the manifest differ in the shape of " + name + ": " +
-                       (has == built.end() ? "missing" : shape_text(has->second)) + " and " +
+                       (loaded == built.end() ? "missing" : shape_text(loaded->second)) + " and " +
                        (listed == shapes.end() ? "missing" : shape_text(listed->second)));
     }
     const auto aliases = engine_->aliases();

@@ -74,10 +74,10 @@ std::vector<std::string> files_of(const TrtLibrary& library, const std::filesyst
 
 std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path) {
     // The newest version whose headers libpass was built with: messages name its file.
-    const auto built =
+    const auto newest_built =
         std::find_if(library.versions.begin(), library.versions.end(),
                      [](const TrtVersion& version) { return version.make != nullptr; });
-    if (built == library.versions.end()) throw without_headers(library, library.name);
+    if (newest_built == library.versions.end()) throw without_headers(library, library.name);
     const std::string name = library.name,
                       set_path = std::string("; set ") + library.variable + " to ";
     std::string file, failures;
@@ -90,11 +90,11 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
     }
     if (handle == nullptr) {
         throw Error(name + " cannot be opened (" + failures + ")" + set_path + "its library, as " +
-                    built->file);
+                    newest_built->file);
     }
     const auto number_of = [&](const char* function) {
         const auto get = reinterpret_cast<int (*)()>(dlsym(handle, function));
-        if (get == nullptr) throw Error(file + " is not " + name + set_path + built->file);
+        if (get == nullptr) throw Error(file + " is not " + name + set_path + newest_built->file);
         return get();
     };
     const int major = number_of("getInferLibMajorVersion"),
@@ -105,7 +105,7 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
         throw Error(file + " is version " + std::to_string(major) + "." + std::to_string(minor) +
                     ", and " + name + " is run from " + std::to_string(oldest.major) + "." +
                     std::to_string(library.min_minor) + " (the first with a KV cache layer) to " +
-                    std::to_string(newest.major) + set_path + built->file);
+                    std::to_string(newest.major) + set_path + newest_built->file);
     }
     const auto version = std::find_if(library.versions.begin(), library.versions.end(),
                                       [&](const TrtVersion& each) { return each.major == major; });
