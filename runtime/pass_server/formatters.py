@@ -159,7 +159,6 @@ class ChoicesFormatter(ResponseFormatter):
         return fields | {"pass": pass_field(generation, details=self._details) | tokens}
 
     def _is_sent_without_text(self, piece: Piece) -> bool:
-        """Return whether a piece is sent even if it has no text."""
         return bool(piece.tokens) and (self._logprobs or self._details)
 
     def _details_of(self, choice: Choice, piece: Piece) -> Json:

@@ -216,7 +216,7 @@ class RequestParser:
             problem = f"{param} decides where the text ends: leave out ignore_eos"
             raise ApiError(problem, param="ignore_eos")
         compiling = []
-        for each in dict.fromkeys((requested, constraint)):
+        for each in dict.fromkeys((requested, constraint)):  # once if they are equal
             if each is not None:
                 field = param if each is requested else "tools"
                 with constraint_errors(field):
@@ -259,7 +259,7 @@ class RequestParser:
 
 
 def count_sequences(request: GenerationRequest) -> int:
-    """Return the number of sequences of a request that may not be checked yet; at least 1."""
+    """Return the number of sequences of a request, even if it is invalid; at least 1."""
     prompts = len(prompt_list(request.prompt)) if isinstance(request, CompletionRequest) else 1
     return count_per_prompt(request) * prompts or 1
 
@@ -356,7 +356,7 @@ def _options(
 
 
 def _check_no_plan(request: GenerationRequest, options: GenerateOptions) -> None:
-    """Raise ApiError if the request says how to decode."""
+    """Raise ApiError if the request names a plan or asks for plain decoding."""
     if options.plan == "auto" and options.lookahead != 0:
         return
     param = "lookahead"

@@ -94,10 +94,10 @@ class ListenOptions(Options):
     host: str = option("127.0.0.1", "The address to listen on.")
     port: int = option(8000, "The port. 0: any free one.")
     allow_no_key: bool = option(False, "Allow a --host that other machines reach, without keys.")
-    max_connections: int = option(512, "Beyond these, idle ones are closed.", bounds={"ge": 1})
+    max_connections: int = option(512, "Further connections close idle ones.", bounds={"ge": 1})
     drain_seconds: float = option(
         30,
-        "To finish requests after SIGTERM.",
+        "Seconds to finish requests after SIGTERM.",
         allowed="a finite number of at least 0",
         bounds={"ge": 0, "lt": float("inf")},
     )

@@ -35,7 +35,7 @@ MIN_READ_BYTES = 1 << 14
 
 
 def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]:
-    """Return a `Connection` class with these limits, since uvicorn makes the objects. connections:
+    """Return a `Connection` class with these limits, of which uvicorn makes objects. connections:
     if there are more, an idle one is closed for each new request. seconds: `client_seconds`, how
     long a client may take to send the head of a request, or to read MIN_READ_BYTES."""
 
@@ -87,7 +87,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Close the connection if its client has kept the server waiting for `client_seconds`. What
         the server itself takes for a request is limited elsewhere."""
         unsent = self.transport.get_write_buffer_size()
-        # Whether the server waits for the client to read: it can or will write nothing more before.
+        # The server waits for the client to read if it has no more to write, or no room to write.
         must_read = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
         has_read = unsent <= self.unsent - MIN_READ_BYTES
         if not must_read or has_read or unsent > self.unsent:
@@ -113,7 +113,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         one.
 
         admitted: whether connections that once had an admitted request may be closed. A connection
-        may only close these when a request of its own is admitted; until then it is an extra one.
+        may only close these when a request of its own is admitted: until then it is one too many.
         """
         candidates = [
             each

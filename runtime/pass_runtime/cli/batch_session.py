@@ -75,7 +75,7 @@ def results_of(
         result = generation.wait()
         if "unexpected" in result or ("error" in result and generation.session.closed):
             for other in submitted:
-                other.wait()
+                other.wait()  # so that this line runs alone
             session = _reopen_if_closed(session, open_session)
             result = LineGeneration(session, line, defaults).wait()
             failed_sessions = failed_sessions + 1 if session.closed else 0

@@ -137,14 +137,15 @@ class Contender:
         host = [sum(stats.host_seconds for stats in parts) for parts in stats_by_round]
 
         def milliseconds_per_pass(seconds: Sequence[float]) -> float:
-            return 1e3 * statistics.median(s / r.passes for s, r in zip(seconds, sums, strict=True))
+            rounds = zip(seconds, sums, strict=True)
+            return 1e3 * statistics.median(s / stats.passes for s, stats in rounds)
 
         entry: dict[str, Any] = {
             "plan": self.name,
             "batch": self.batch,
             **self._speed(baseline, slice(None)),
             "tokens_per_second_each": statistics.median(
-                r.generated_tokens / s for s, r in zip(decode, sums, strict=True)
+                stats.generated_tokens / s for s, stats in zip(decode, sums, strict=True)
             ),
             "milliseconds_per_pass": milliseconds_per_pass(decode),
             "host_milliseconds_per_pass": milliseconds_per_pass(host),
@@ -219,9 +220,9 @@ def run_bench(
         }
 
     rounds = in_turns(_calls(session, contenders, prompts), request.repeat)
-    for results in _with_progress(rounds, request.repeat):  # of all calls, in all rounds so far
+    for runs_by_call in _with_progress(rounds, request.repeat):  # the runs in all rounds so far
         for contender in contenders:
-            by_prompt = [runs for (name, _), runs in results.items() if name == contender.name]
+            by_prompt = [runs for (name, _), runs in runs_by_call.items() if name == contender.name]
             contender.rounds = [list(runs) for runs in zip(*by_prompt, strict=True)]
         if breakdown:
             breakdown.time()

@@ -187,7 +187,7 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
     is_short = rows - 1 <= lookahead
     others = [verify_plan(rows - 1), draft_plan(rows - 1)] if is_short else [prefill_plan(rows)]
     for drafts in range(1, lookahead + 1):
-        lookahead_rows = rows - 1 - drafts  # to be spread over drafts + 1 groups
+        lookahead_rows = rows - 1 - drafts  # for drafts + 1 groups, each of `drafts` rows at most
         if 1 <= lookahead_rows <= drafts * (drafts + 1):
             size, larger = divmod(lookahead_rows, drafts + 1)
             return [*others, fused_plan([size + (group < larger) for group in range(drafts + 1)])]
@@ -199,7 +199,7 @@ def allowed_windows(rows: int, session: Session) -> list[Plan]:
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
     plans = _allowed(rows, lookahead, capabilities)
     if not plans:
-        widest = 1 + lookahead * (lookahead + 2)
+        widest = 1 + lookahead + (lookahead + 1) * lookahead  # root, drafts, and full groups
         possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
         are_few = len(possible) <= MAX_LISTED_ROW_COUNTS
         counts = ", ".join(possible) if are_few else f"1 to {possible[-1]}"

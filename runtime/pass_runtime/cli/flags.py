@@ -172,8 +172,8 @@ def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:
-    """Open a bundle. A terminal shows if weights are packed."""
-    with importing():  # ONNX Runtime, before `load` imports it
+    """Open a bundle, and say on a terminal if its weights are packed first."""
+    with importing():  # ONNX Runtime takes long: a signal then ends the process at once
         import_module("pass_runtime.backends.ort.backend")
     announce_packing()
     return load(bundle, options)

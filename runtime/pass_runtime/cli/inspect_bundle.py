@@ -48,12 +48,12 @@ def run_inspect(
             verify_engines(bundle, engines, hashes=True)
     kernels = find_kernels(manifest)
     contents = describe(bundle, manifest) | {"verified": verify, "cpu": kernels._asdict()}
-    name, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
+    gpu, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
     if as_json:
-        device_fields = {"device": name, "captures": captures} if device else {}
+        device_fields = {"device": gpu, "captures": captures} if device else {}
         click.echo(to_json(contents | device_fields, indent=2))
     elif device:
-        print_captures(name, captures)
+        print_captures(gpu, captures)
     else:
         print_tables(contents, str(kernels))
 
@@ -96,7 +96,7 @@ def _plan(plan: Plan, listed: PlanInfo) -> dict[str, Any]:
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """Return a set of engines for JSON: `current` if built from the bundle's present files."""
+    """Return a set of engines for JSON. `current`: whether it was built from the present files."""
     return engines.model_dump(mode="json", exclude={"bundle", "engines"}) | {
         "current": engines.bundle == manifest.content_hash,
         "files": {

@@ -204,14 +204,14 @@ def batch(
         from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
     # `results_of` submits two lines per slot.
-    opened = LoadOptions(**options, max_queue=2 * MAX_SLOTS)
+    load_options = LoadOptions(**options, max_queue=2 * MAX_SLOTS)
     model = model_identity(bundle, read_manifest(bundle))
     tally = run_batch(
         requests,
         results,
         request,
         model,
-        lambda: opts.open_bundle(bundle, opened),
+        lambda: opts.open_bundle(bundle, load_options),
         retry_failed=retry_failed,
     )
     if tally.unexpected or (tally.failed and fail_on_error):
@@ -258,7 +258,7 @@ def batch(
     help="Numbers of sequences to run together, as 1,2,4,8.  [default: one by one]",
 )
 @click.option(
-    "--rows", help="Time single passes whose windows have these rows, as 1,2,3,5,9; no plans."
+    "--rows", help="Time not plans, but single passes of windows with 1,2,3,5,9 rows, for example."
 )
 @click.option(
     "--cached",
@@ -283,7 +283,7 @@ def batch(
     "-o",
     "--output",
     type=opts.PATH,
-    help="Also write JSON to this file after every round; .html: tables.",
+    help="Also write JSON to this file after every round; to an .html file, tables at the end.",
 )
 @one_line_errors
 def bench(bundle: Path, **options: Any) -> None:
@@ -333,17 +333,18 @@ def bench(bundle: Path, **options: Any) -> None:
     else:
         opts.refuse_given("it is for --rows", "cached")
     whole_cache = options["capacity"] is not None
-    by_rows = RowsOptions(
+    rows_options = RowsOptions(
         request.sampling, rows, batches or (1,), cached, whole_cache, request.repeat
     )
-    opened = LoadOptions(**options, max_batch_size=max(batches, default=1), prefix_cache=False)
-    session = opts.open_bundle(bundle, opened)
+    slots = max(batches, default=1)
+    load_options = LoadOptions(**options, max_batch_size=slots, prefix_cache=False)
+    session = opts.open_bundle(bundle, load_options)
 
     def save(report: dict[str, Any]) -> None:
         write_json(about(session) | report, output)
 
     if rows:
-        report = measure_rows(session, by_rows, request.encoded(session).values(), save)
+        report = measure_rows(session, rows_options, request.encoded(session).values(), save)
     else:
         report = run_bench(session, request, save)
     show_report(

@@ -98,9 +98,9 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
 def _bars(plans: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     """Yield a bar for the ratio of each plan, if there are several."""
     columns = max(len(plan["plan"]) for plan in plans)
-    longest = max(plan["ratio"] for plan in plans)
+    max_ratio = max(plan["ratio"] for plan in plans)
     for plan in plans if len(plans) > 1 else ():
-        bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / longest)
+        bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / max_ratio)
         yield Text.assemble(f"{plan['plan']:<{columns}} {plan['ratio']:5.2f} ", (bar, "cyan"))
 
 
@@ -145,7 +145,7 @@ def _notes(report: dict[str, Any]) -> Iterator[Text]:
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     """Return a row of the table of plans. batched: whether sequences ran together. The acceptance
-    of draft i is its share among the passes that verified a draft at position i."""
+    at position i is the share of passes that accepted it, of those that verified a draft there."""
     cells = {
         "plan": plan["plan"],
         "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}",
@@ -178,8 +178,8 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
 def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield a row for every prompt: the baseline's speed, then ratio and tau of the other plans."""
     baseline, *others = plans
-    for number, first in enumerate(baseline["by_prompt"]):
-        row = {"prompt": first["prompt"], baseline["plan"]: f"{first['tokens_per_second']:.1f}"}
+    for number, entry in enumerate(baseline["by_prompt"]):
+        row = {"prompt": entry["prompt"], baseline["plan"]: f"{entry['tokens_per_second']:.1f}"}
         for plan in others:
             other = plan["by_prompt"][number]
             row[plan["plan"]] = f"{other['ratio']:.2f} ({other['tau']:.2f})"

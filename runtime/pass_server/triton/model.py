@@ -136,6 +136,7 @@ class Model:
         self._service.session.close()
 
     def _settings(self, args: dict[str, str]) -> Settings:
+        """Return the model's settings, and set `_inputs`, the names of its inputs."""
         parameters = json.loads(args["model_config"]).get("parameters", {})
         settings = read_settings(
             {name: value["string_value"] for name, value in parameters.items()}
