@@ -24,8 +24,8 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 """The keys that a call's arguments have in the formats."""
 JSON_WHITESPACE = " \t\r\n"
 State = Literal["before", "key", "in key", "colon", "value", "in value", "comma", "done", "invalid"]
-"""What comes next: the object's opening brace ("before"), the part that the state names or, at "key"
-and "comma", the closing brace; for "in ...", the rest of a part."""
+"""What comes next: the object's opening brace ("before"), the part that is named or, at "key" and
+"comma", the closing brace; for "in ...", the rest of a part."""
 
 
 class CallScanner:
