@@ -84,6 +84,21 @@ std::optional<Number> number_of(std::string_view text) {
     return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
 }
 
+// What is wrong with `value`, or "". type: CLI11's name of the option's type. Rewrites 010 as 10,
+// because CLI11 would read it as octal.
+std::string problem(std::string& value, const std::string& type) {
+    const std::string is_not = "'" + value + "' is not ";
+    const std::string_view digits = std::string_view(value).substr(value.starts_with('+') ? 1 : 0);
+    if (type == "INT") {
+        const auto number = number_of<std::int64_t>(digits);
+        if (!number) return is_not + "a whole number that fits";
+        value = std::to_string(*number);
+    } else if (type == "FLOAT" && !number_of<double>(digits)) {
+        return is_not + "a number that fits";
+    }
+    return "";
+}
+
 }  // namespace
 
 SamplingParams SamplingFlags::params() const {
@@ -104,25 +119,6 @@ SamplingParams SamplingFlags::params() const {
     }
     return result;
 }
-
-namespace {
-
-// What is wrong with `value`, or "". type: CLI11's name of the option's type. Rewrites 010 as 10,
-// because CLI11 would read it as octal.
-std::string problem(std::string& value, const std::string& type) {
-    const std::string is_not = "'" + value + "' is not ";
-    const std::string_view digits = std::string_view(value).substr(value.starts_with('+') ? 1 : 0);
-    if (type == "INT") {
-        const auto number = number_of<std::int64_t>(digits);
-        if (!number) return is_not + "a whole number that fits";
-        value = std::to_string(*number);
-    } else if (type == "FLOAT" && !number_of<double>(digits)) {
-        return is_not + "a number that fits";
-    }
-    return "";
-}
-
-}  // namespace
 
 void check_values(CLI::App& command) {
     for (CLI::Option* option : command.get_options()) {

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* replacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // What a character's first byte says: the character's size in bytes (0: no character begins with
-// this byte), and the range of its second byte.
+// this byte), and the range of its second byte, which excludes overlong forms and surrogates.
 struct Lead {
     std::size_t size;
     unsigned char low = 0x80, high = 0xBF;

@@ -167,7 +167,7 @@ void Slots::resize(std::int64_t capacity) {
 }
 
 // Shrink a KV cache that is longer than all sequences need, because a pass takes time for its whole
-// length. tokens: the length of a new sequence, which reuses the first `reused` tokens in `slot`.
+// length. tokens: the length of a new sequence with its first token; it reuses `reused` in `slot`.
 // Kept tokens that do not fit are dropped.
 void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
     truncate_kept(slot, reused);

@@ -279,7 +279,7 @@ std::string find_engine_library(const Manifest& manifest, const LoadOptions& opt
     std::optional<Gpu> gpu;
     try {
         gpu = find_gpu(CudaApi::open(), split_device(options.device).ordinal);
-    } catch (const Error&) {
+    } catch (const Error&) {  // no CUDA, or no such GPU
     }
     if (!gpu) return "";
     for (const TrtLibrary& library : trt_libraries()) {

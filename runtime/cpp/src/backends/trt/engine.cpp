@@ -41,13 +41,13 @@ EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_
     if (trunk) shapes[columns_input] = {columns_input};
     for (const std::vector<Tensor>* tensors : {&graph.inputs, &graph.outputs}) {
         for (const Tensor& tensor : *tensors) {
-            const std::int64_t rows =
-                tensor.name == "input_ids" || tensor.name == "next_ids" ? least_width : 0;
+            const bool is_window = tensor.name == "input_ids" || tensor.name == "next_ids";
+            const std::int64_t min_size = is_window ? least_width : 0;
             std::vector<Dimension>& shape = shapes[tensor.name] = tensor.shape;
             for (Dimension& size : shape) {
                 if (size == Dimension("capacity")) size = capacity;
                 if (auto* number = std::get_if<std::int64_t>(&size))
-                    *number = std::max(*number, rows);
+                    *number = std::max(*number, min_size);
             }
         }
     }

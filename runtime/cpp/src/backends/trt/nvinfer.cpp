@@ -229,6 +229,7 @@ class CudaEngine : public TrtCudaEngine {
 class Api : public TrtApi {
    public:
     explicit Api(void* handle) : handle_(handle) {
+        // The headers' createInferRuntime calls this function, but only of a linked library.
         const auto create = reinterpret_cast<void* (*)(void*, std::int32_t)>(
             dlsym(handle, "createInferRuntime_INTERNAL"));
         if (create != nullptr)
