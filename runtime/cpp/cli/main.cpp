@@ -25,7 +25,7 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::s
         command += " " + subcommand->get_name();
     if (app.get_subcommands().empty())
         text = first.empty() ? "missing command" : "no such command or option: " + first;
-    // CLI11 writes a sentence. After "error: " it loses its full stop and capital (not an acronym's).
+    // CLI11 writes a sentence; after "error: ", drop its full stop and capital (not an acronym's).
     if (!text.empty() && text.back() == '.') text.pop_back();
     if (text.size() > 1 && std::islower(static_cast<unsigned char>(text[1])) != 0)
         text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));

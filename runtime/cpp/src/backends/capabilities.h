@@ -40,7 +40,7 @@ struct Capabilities {
     // A pass of the trunk over fewer rows, in all slots together, could round differently, so it is
     // padded to this many. The padding is no part of the window: tails do not see it.
     int least_rows = 1;
-    // The `noise_positions` of the engines; 0 computes it from the largest capacity.
+    // The `noise_positions` that engines were built for; 0: compute it from the largest capacity.
     std::int64_t engine_positions = 0;
     // Width of a wide chunk, which needs much memory -> the largest KV capacity it may run with.
     std::map<int, std::int64_t> chunk_capacities{};

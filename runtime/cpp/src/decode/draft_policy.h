@@ -26,7 +26,7 @@ struct DraftChoice {
 using Drafts = std::vector<std::int64_t>;
 
 // The drafts that one sequence has for the next pass. num_drafts: how many drafts its staged window
-// holds. ngram: the n-gram drafts that could replace them, after a match of `match_length` tokens.
+// holds. ngram: n-gram drafts that could replace these, found by a match of `match_length` tokens.
 // ngram_acceptance: how often this sequence accepts n-gram drafts, by the length of the match.
 struct DraftState {
     int num_drafts = 0;

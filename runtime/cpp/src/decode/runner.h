@@ -85,7 +85,7 @@ class Runner {
     void mask(Slot& slot);
     void record(Slot& slot, const SlotResult& result, int next_drafts) noexcept;
     void stage_masked(const PassKind& kind);
-    // max_kept: the most tokens that any slot keeps.
+    // max_kept: how many tokens the slot with the most kept tokens keeps.
     void run_all_passes(std::int64_t max_kept, std::int64_t capacity, int batch,
                         const std::vector<Sampler>& samplers);
 

@@ -49,13 +49,13 @@ class TrtScratch {
 // a CUDA graph is valid only while the context that it was captured from keeps its arguments.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine does not load or is another.
+    // shapes: from `engine_shapes`. Throws Error if the engine does not load or has others.
     TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
               const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.
     const OrderedMap<std::string>& aliases() const { return file_.aliases; }
-    // The first profile that admits `sizes`, by the dimension's name. Throws Error if none does.
+    // The first profile that admits `sizes` (dimension's name -> size). Throws Error if none does.
     int profile(const std::map<std::string, std::int64_t>& sizes) const;
     // Put one run on the stream. Throws Error if the library refuses it.
     void enqueue(const EngineCall& call);
