@@ -133,7 +133,7 @@ def _write_plan(
     """Write the tails of a plan, one for each sampler. Return the plan's manifest entry."""
     tails: dict[Sampler, Graph] = {}
     for sampler in SAMPLERS:
-        # Plain decoding (one row) and greedy decoding are the same by either rule.
+        # By either rule, plain decoding (one row) and greedy decoding write the same tokens.
         by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
         model = (build_rejection_tail if by_rejection else build_tail)(
             plan, sampler, vocab_size, head
@@ -207,7 +207,7 @@ def _tensor(value: ir.Value) -> Tensor:
 
 
 def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write tokenizer.json and the chat templates. Raises PassError for a bad template."""
+    """Write tokenizer.json and the chat templates. Raises PassError if one does not compile."""
     tokenizer.backend_tokenizer.save(str(directory / TOKENIZER_FILE))
     templates = tokenizer.chat_template or {}
     if isinstance(templates, str):
@@ -272,7 +272,7 @@ def write_manifest(
 
 
 def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
-    """Map the name of each output to the input of the next graph that shares its memory."""
+    """Map the name of each output to that of the next graph's input, which has the same memory."""
     graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_input(output)) is not None}
@@ -288,7 +288,7 @@ def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule
 
 def _tools() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that made the bundle, by name.
-    onnxruntime's is that of the module, because on GPU machines its package has another name."""
+    onnxruntime itself is asked, because on GPU machines its package has another name."""
     versions = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
         with suppress(PackageNotFoundError):

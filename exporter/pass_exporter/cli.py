@@ -57,7 +57,7 @@ PREFILL_WIDTHS = click.option(
     callback=_parse_integers,
     help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
 )
-"""The flag of a field of `EngineConfig` that is not in its table."""
+"""The flag of a field of `EngineConfig` that `flags_of` does not make: it needs a callback."""
 ENGINE_FLAGS = combined(
     flags_of(EngineConfig, "max_batch_size", "max_seq_len", "capacity"),
     PREFILL_WIDTHS,
@@ -119,7 +119,7 @@ def main(**options: Any) -> None:
             raise PassError(
                 "TensorRT does not support zero points: leave out --zero-points, or --engine"
             )
-        options["zero_points"] = False
+        options["zero_points"] = False  # None may mean True
         _check_engine(engine)  # first, because finding the model takes longer
     if "max_perplexity_ratio" in given and options["verify"] is None:
         raise PassError("--max-perplexity-ratio is about a text: add --verify TEXT")
@@ -133,13 +133,13 @@ def main(**options: Any) -> None:
 
 
 def _check_engine(engine: EngineConfig) -> None:
-    """Raises PassError if the engine's library or its targets are not available."""
+    """Raise PassError if the engine's library or its targets are not available."""
     import_library(find_library(engine.engine))
     choose_targets(find_library(engine.engine), engine.compute_capability, find_device())
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
-    """Return the model's own dtype for engines, else fp32, as ONNX Runtime's CPU kernels need."""
+    """Return the default of --dtype: the model's own for engines, else fp32, the dtype for CPUs."""
     if engine is None:
         return "fp32"
     with importing():
@@ -149,6 +149,7 @@ def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None
     return stored_dtype(resolve(model, revision))
 
 
+# `force` and `verify` are options of exports too; there `verify` names a text.
 _ENGINE_ONLY_OPTIONS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
 
 
@@ -186,7 +187,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     with Terminal(console) as progress:
         report = build_engines(bundle, config, progress)
     engines = report.engines
-    profiles = len(engines.engines[-1].profiles)
+    profiles = len(engines.engines[-1].profiles)  # the trunk's engine is the last
     console.print(f"engines                 {len(engines.engines)} in {engines.path(bundle)}")
     if report.resumed:
         console.print(f"  of which {report.resumed} were built by an interrupted run")
@@ -196,10 +197,10 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
         f"capacity                {engines.capacities[-1]}, {profiles} profiles of the trunk"
     )
     console.print(f"device memory           about {report.memory}")
-    for found in report.comparisons:
-        limit = f"(limit {found.limit:.0e})"
+    for each in report.comparisons:
+        limit = f"(limit {each.limit:.0e})"
         console.print(
-            f"{found.plan:23} logits differ from ONNX Runtime's by {found.relative:.1e} {limit}"
+            f"{each.plan:23} logits differ from ONNX Runtime's by {each.relative:.1e} {limit}"
         )
 
 
@@ -307,7 +308,7 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
 
 
 def _peak_memory() -> int:
-    """Return bytes. VmHWM comes first: getrusage may count memory of the parent process."""
+    """Return bytes. VmHWM is preferred: getrusage may count memory of the parent process."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return (

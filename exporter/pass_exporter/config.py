@@ -29,8 +29,7 @@ class EngineConfig(Options):
     """Options of an engine build. Raises PassError if one is out of range. What the help of a flag
     does not say:
 
-    engine: a name in `backends.trt.library.LIBRARIES`.
-    max_seq_len: prompt and output tokens of the longest sequence, from which the build computes the
+    engine: a name in `backends.trt.library.LIBRARIES`. max_seq_len: prompt and output tokens of the longest sequence, from which the build computes the
     KV capacity. capacity: the KV capacity itself, in tokens, which may be given instead.
     prefill_widths: the sizes in tokens of the chunks in which prompts are prefilled; None lets the
     build choose them.
@@ -91,7 +90,8 @@ class ExportConfig(Options):
     zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding
     errors smaller but is not supported by TensorRT; None means True for int4 in fp32 (the dtype for
     CPUs), and False otherwise.
-    calibrate: guides the rounding of int4 weights, and gives w8a8 the ranges of its activations.
+    calibrate: a text that guides the rounding of int4 weights, and gives w8a8 the ranges of its
+    activations.
     rule: with "match" the text is that of plain decoding; "rejection" is the paper's rule: it
     accepts more sampled drafts, but only the distribution of texts is that of plain decoding.
     cuda_attention: see derived/cuda.py.
@@ -175,7 +175,7 @@ class ExportConfig(Options):
 
     @property
     def spec(self) -> QuantSpec:
-        """How the weights are quantized, by `weights`, `zero_points` and `calibrate`."""
+        """How `weights`, `zero_points` and `calibrate` say that weights are quantized."""
         spec = SPECS[self.weights]
         spec = replace(spec, gptq=spec.gptq and not self._rounds_to_nearest)
         default = self.weights == "int4" and self.dtype == "fp32"

@@ -108,9 +108,9 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         elif config.dtype == "fp16" and config.cuda_attention in (GROUP_QUERY, None):
             required = config.cuda_attention is not None
             derived = _trunks_for_cuda(graph, directory, info, windows, required=required)
+        # Spare rows are added only now, because the derived trunks are made of a graph without them.
         if spare_rows:
             pad_queries(graph.graph)
-        # The portable graph, after the derived ones: those start from it without spare rows.
         ir.save(graph, path)
         progress.phase("writing tails, tokenizer and manifest")
         plans = bundle.write_tails(

@@ -19,5 +19,5 @@ class Progress(Protocol):
     """Receives the progress of an export, an engine build or a training."""
 
     def phase(self, name: str) -> Step:
-        """Start a phase, which ends the one before. A phase that counts its steps calls the
-        returned Step after each."""
+        """Start a phase, which ends the one before. Return a Step, to be called after each step of
+        the phase if its steps are counted."""

@@ -74,6 +74,7 @@ def write_model(config: RepositoryConfig) -> Path:
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
         raise PassError(f"--instances must be at least 1, not {config.instances}")
+    # Checks the parameters; the path of the bundle does not matter here.
     settings = make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
     check_load_options(config.bundle, manifest, settings.load.device, settings.load.capacity)
     _check_repository(config.output)
@@ -154,5 +155,5 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string literal of protobuf's text format, which are JSON's, not escaped to ASCII."""
+    """Return `text` as a string of protobuf's text format: as in JSON, but not escaped to ASCII."""
     return json.dumps(text, ensure_ascii=False)

@@ -139,15 +139,13 @@ def _torch_case(
 def _adapted(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights, is_lookahead: torch.Tensor
 ) -> AbstractContextManager[None]:
-    """Apply the adapter to the rows for which `is_lookahead` [Q] is true.
-
-    Unlike the trunk, this computes the adapter's results for all rows, and then chooses.
-    """
+    """Apply the adapter to the rows for which `is_lookahead` [Q] is true. Unlike the trunk, this
+    computes the adapter's results for all rows, and then chooses."""
     adapter = lookahead_weights.adapter
     if adapter is None:
         return nullcontext()
     return adapter.attached(
-        model, lambda y, x, i: torch.where(is_lookahead[:, None], y + adapter.delta(i, x), y)
+        model, lambda y, x, layer: torch.where(is_lookahead[:, None], y + adapter.delta(layer, x), y)
     )
 
 

@@ -21,7 +21,7 @@ from pass_runtime.errors import PassError
 CHUNK_TOKENS = 256
 MAX_CHUNKS = 24
 MAX_CHARACTERS_PER_TOKEN = 16
-"""A text is cut to this many characters per token before it is tokenized, which saves time."""
+"""To save time, a text is cut to this many characters per scored token before it is tokenized."""
 Logits = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 """Computes the logits [T,V] of a chunk of token ids [T] that nothing precedes."""
 
@@ -113,7 +113,7 @@ def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
 
 
 def measure_quality(bundle: Path, manifest: Manifest, full: TextScores) -> Quality:
-    """Score the chunks of `full`, the full-precision model's scores, with the trunk. Compare."""
+    """Score the chunks of `full` with the trunk. full: the full-precision model's scores."""
     scores = _scores(full.chunks, trunk_logits(bundle, manifest))
     agreement = float((scores.choices == full.choices).mean())
     perplexity, full_perplexity = (float(np.exp(-each.logprobs.mean())) for each in (scores, full))

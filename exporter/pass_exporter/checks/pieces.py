@@ -52,7 +52,7 @@ def _run(
     file = path.with_name(f"{path.stem}.piece.onnx")
     try:
         ir.save(_piece(model, nodes, feeds[0]), file)
-        session = open_session(file, "cpu", exact=True)
+        session = open_session(file, "cpu", exact=True)  # fused kernels would round to 8 bits
     finally:
         file.unlink(missing_ok=True)
     inputs = [value.name for value in session.get_inputs()]

@@ -82,12 +82,12 @@ def torch_codes_feed(case: Case) -> dict[str, Array]:
 
 
 def codes_difference(runs: Iterable[tuple[Case, Mapping[str, Array]]]) -> float:
-    """Return the mean difference between torch's codes and the graph's in the layer where it is
-    largest; 0 if activations are not rounded. One code is 1.
+    """Return the mean difference, in codes, between torch's codes and the graph's in the layer
+    where it is largest; 0 if activations are not rounded.
 
     runs: cases, and the graph's outputs for each. A layer's mean is over all cases together: a
     narrow window of a tiny model has so few values that one value halfway between two codes would
-    make its mean larger than a hundredth.
+    make the mean larger than the limit.
     """
     differences: dict[str, list[Array]] = {}
     for case, outputs in runs:

@@ -36,7 +36,7 @@ class Product:
     rows, result: the names of the tensors with the rows' codes (uint8) and the product.
     zero_point: the rows' zero point.
     codes [K,N]: the first columns of the weights' codes, at most MAX_COMPARED_COLUMNS.
-    scales [N]: the value in the result of 1 in a sum of products of codes.
+    scales [N]: the value in `result` that stands for 1 in the sum of the codes' products.
     """
 
     rows: str

@@ -27,7 +27,6 @@ ROUNDING_FACTOR = 16.0
 """The error limit for float32 is this many times the expected error, eps * sqrt(layers * hidden
 size), which assumes that each layer sums hidden-size terms whose roundings are independent. SmolLM2
 has 0.3 times the expected error, Qwen2.5-0.5B in int4 4.7 times."""
-
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
 """By dtype, the value of `Limits.codes`. SmolLM2 has 0.0002, 0.04 and 0.24, a random model 0.1 in
 float16. Rounding itself moves values by 0.25 codes on average."""
@@ -149,7 +148,8 @@ def _caches(case: Case, spare: int = 24) -> list[Array]:
 def _relative_error(
     case: Case, manifest: Manifest, outputs: Sequence[Array], all_entries: bool
 ) -> float:
-    """Return the largest `_error` of a trunk's `outputs`, in the graph's order, for `case`."""
+    """Return the largest `_error` of a trunk's `outputs`, in the graph's order, for `case`. The
+    codes that `with_torch_codes` adds after the cache are not compared here."""
     rows = rows_expected(case, manifest)
     errors = [
         _error(output, expected)

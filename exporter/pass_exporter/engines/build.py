@@ -64,8 +64,8 @@ class BuildReport:
 
 @dataclass(frozen=True)
 class _Job:
-    """A build with checked settings. name: tells library, version and targets. columns: as for
-    `trunk_profiles`. sources: the graphs to build engines from, the trunk last."""
+    """A build with checked settings. name: the engines' library, version and targets. columns: as
+    for `trunk_profiles`. sources: the graphs to build engines from, the trunk last."""
 
     manifest: Manifest
     name: str

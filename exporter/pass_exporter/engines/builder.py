@@ -98,7 +98,7 @@ class EngineBuilder:
             if layer.type == trt.LayerType.ATTENTION_INPUT:
                 # `get_layer` returns the base class, which lacks `attention`.
                 layer.__class__ = trt.IAttentionInputLayer
-                # Targets without a fused kernel for it (as in fp32) run it as several kernels.
+                # Targets without a fused kernel for attention (as in fp32) run several kernels.
                 layer.attention.decomposable = True
         return network
 

@@ -60,9 +60,9 @@ def estimate(
 
 
 def _activations(manifest: Manifest, profile: Profile) -> int:
-    size = {name: largest for name, (_, _, largest) in profile.sizes.items()}
+    sizes = {name: largest for name, (_, _, largest) in profile.sizes.items()}
     return activation_bytes(
-        manifest.model, size["width"], size["columns"], size["logit_rows"], size["batch"]
+        manifest.model, sizes["width"], sizes["columns"], sizes["logit_rows"], sizes["batch"]
     )
 
 

@@ -26,7 +26,7 @@ def staging(bundle: Path, name: str) -> Iterator[Path]:
     build has left there.
 
     Raises PassError if another build of the same set is running, or if the directory cannot be
-    written. The lock that this needs ends with the process.
+    written. The set is locked until the block or the process ends.
     """
     directory = bundle / ENGINES_DIRECTORY / f".{name}.partial"
     busy = f"another pass-export build is making the engines {name} of {bundle}; wait for it"
@@ -74,7 +74,7 @@ def install(bundle: Path, directory: Path, engines: EngineSet) -> None:
         if destination.exists():
             shutil.rmtree(destination)
         directory.rename(destination)
-        # Read again, because another build may have changed it meanwhile.
+        # Read under the lock, because another build may have changed it meanwhile.
         manifest = read_manifest(bundle)
         replaced = [other for other in manifest.engines if same_target(other, engines)]
         kept = [other for other in manifest.engines if other not in replaced]

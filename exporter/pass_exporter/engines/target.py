@@ -15,7 +15,7 @@ CAPACITY_MULTIPLE = 64
 """Default capacities are multiples of this, because attention kernels read entries in blocks."""
 MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
 """By dtype or weight format, the lowest compute capability (80 is 8.0) for which TensorRT-RTX 1.7
-built products; 0 for others."""
+built matrix products. Other formats have no limit."""
 
 
 def choose_targets(
