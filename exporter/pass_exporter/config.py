@@ -29,8 +29,9 @@ class EngineConfig(Options):
     """Options of an engine build. Raises PassError if one is out of range. What the help of a flag
     does not say:
 
-    engine: a name in `backends.trt.library.LIBRARIES`. max_seq_len: prompt and output tokens of the longest sequence, from which the build computes the
-    KV capacity. capacity: the KV capacity itself, in tokens, which may be given instead.
+    engine: a name in `backends.trt.library.LIBRARIES`. max_seq_len: tokens of the longest sequence,
+    prompt and output, from which the build computes the KV capacity.
+    capacity: the KV capacity itself, in tokens, which may be given instead.
     prefill_widths: the sizes in tokens of the chunks in which prompts are prefilled; None lets the
     build choose them.
     compute_capability: such as 8.9 or sm89.

@@ -108,7 +108,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         elif config.dtype == "fp16" and config.cuda_attention in (GROUP_QUERY, None):
             required = config.cuda_attention is not None
             derived = _trunks_for_cuda(graph, directory, info, windows, required=required)
-        # Spare rows are added only now, because the derived trunks are made of a graph without them.
+        # Spare rows are added only now, because derived trunks are made of a graph without them.
         if spare_rows:
             pad_queries(graph.graph)
         ir.save(graph, path)

@@ -145,7 +145,7 @@ def _adapted(
     if adapter is None:
         return nullcontext()
     return adapter.attached(
-        model, lambda y, x, layer: torch.where(is_lookahead[:, None], y + adapter.delta(layer, x), y)
+        model, lambda y, x, i: torch.where(is_lookahead[:, None], y + adapter.delta(i, x), y)
     )
 
 
