@@ -28,7 +28,7 @@ def shortened(text: str) -> str:
 
 
 class ApiError(Exception):
-    """The error that a client gets. status, headers: of the HTTP response. param: the path of the
+    """The error that a client gets. status, headers: those of the response. param: the path of the
     field at fault, such as `messages.0.content`. code: OpenAI's name of the error. The message and
     param are shortened if they are too long."""
 

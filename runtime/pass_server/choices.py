@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class ChatAnswer:
-    """Collects the message of a chat's choice. content, reasoning, calls: in the text so far."""
+    """Collects the message of a chat's choice. content, reasoning, calls: those so far."""
 
     def __init__(self, turn_format: TurnFormat) -> None:
         self._format, self._reader = turn_format, turn_format.reader()

@@ -12,7 +12,7 @@ from pass_server.serve_options import ListenOptions, ServeOptions, read_keys
 
 def server_options(command: opts.F) -> opts.F:
     """Add the flags of the address, those of `ServeOptions`, and those for the session."""
-    limits = [name for name, field in ServeOptions.option_fields().items() if field.flag]
+    names = [name for name, field in ServeOptions.option_fields().items() if field.flag]
     return opts.combined(
         opts.flags_of(ListenOptions, "host", "port", "allow_no_key"),
         click.option(
@@ -20,7 +20,7 @@ def server_options(command: opts.F) -> opts.F:
             type=opts.PATH,
             help="File of API keys, one per line. Clients need one.",
         ),
-        opts.flags_of(ServeOptions, *limits),
+        opts.flags_of(ServeOptions, *names),
         opts.load_flags("speculative_max_concurrency", "prefix_cache", "logprobs_mode"),
     )(command)
 

@@ -52,7 +52,7 @@ class ParsedRequest:
     `time.perf_counter` when the request came. echo: the text of each prompt, if the answer repeats
     it first; else (). turn_format: how to read reasoning and calls; None if there is only text.
     constraint_kind: for the metrics, `Constraint.kind`, or "tools" if only calls are constrained;
-    None without a constraint. places: in slots and queue, reserved for `requests` until they begin.
+    None without a constraint. places: those reserved for `requests` in slots and queue.
     """
 
     requests: tuple[Request, ...]
@@ -73,8 +73,8 @@ class ParsedRequest:
 @dataclass(frozen=True)
 class TokenizedRequest:
     """A request between `RequestParser.tokenize` and `finish`. prompts: the token ids of each.
-    options: of every sequence, without the seed and what depends on the prompt's length. The other
-    fields are those of `ParsedRequest`."""
+    options: those of every sequence, without the seed and what depends on the prompt's length. The
+    other fields are those of `ParsedRequest`."""
 
     request: GenerationRequest
     prompts: list[list[int]]
@@ -111,7 +111,7 @@ class RequestParser:
         """Check a request, tokenize its prompts, and begin to compile its constraints, which may
         take seconds.
 
-        salt: of the client, whose prompts share K/V only with prompts of the same salt. The salts
+        salt: the client's, whose prompts share K/V only with prompts of the same salt. The salts
         of all clients must have one length: the request's `cache_salt` is appended, and could
         otherwise turn the salt of one client into that of another.
         """

@@ -150,7 +150,7 @@ class GenerationRequest(StructuredOutputFields, CommonFields):
     """The fields that completions and chats have."""
 
     n: int | None = Field(
-        None, ge=1, le=128, description="Sequences; number i is sampled with seed + i."
+        None, ge=1, le=128, description="Sequences to write; sequence i is sampled with seed + i."
     )
     max_tokens: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None

@@ -224,7 +224,7 @@ class RequestMetrics:
         self._sink, self._model = sink, model
 
     def record_begin(self, constraint_kind: str | None) -> None:
-        """Record that a request has begun. constraint_kind: that of `ParsedRequest`."""
+        """Record that a request has begun. constraint_kind: `ParsedRequest.constraint_kind`."""
         if constraint_kind is not None:
             self._record(metrics.CONSTRAINED_REQUESTS, 1, constraint_kind)
 

@@ -150,7 +150,7 @@ async def _first(
     pieces: AsyncIterator[ChoicePiece], seconds: float
 ) -> AsyncIterator[Awaitable[ChoicePiece]]:
     """Yield a task for the first piece, once this piece has come or `seconds` have passed. Raises
-    the error of a pass that fails before. Leaving the context cancels the task."""
+    the error of a pass that fails until then. Leaving the context cancels the task."""
 
     async def next_piece() -> ChoicePiece:
         return await anext(pieces)

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pass_server.api_error import ApiError
 from pass_server.middleware import HeadAsGet, TrailingSlash, app_path, as_response
 
-RETRY = {"Retry-After": "5", "Connection": "close"}  # the next request may reach the server itself
+RETRY = {"Retry-After": "5", "Connection": "close"}  # a new one may reach the server itself
 
 
 def warming_up() -> ASGIApp:

@@ -91,12 +91,12 @@ class TimedRun:
     seconds: float
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return sum(stats.generated_tokens for stats in self.stats)
 
 
 def tokens_per_second(runs: Sequence[TimedRun]) -> float:
-    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
+    return sum(run.token_count for run in runs) / sum(run.seconds for run in runs)
 
 
 @dataclass

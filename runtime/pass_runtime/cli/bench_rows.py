@@ -99,9 +99,9 @@ MAX_LISTED_ROW_COUNTS = 8
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """Which passes to time. rows: the rows of the windows. batches: the slots in a pass. All
-    combinations of both are timed. cached: the tokens in the KV cache of each slot. whole_cache:
-    whether to use the largest KV capacity, and not the smallest that is enough."""
+    """Which passes to time. rows: numbers of rows in a window. batches: numbers of slots in a pass;
+    all combinations of both are timed. cached: the number of tokens in each slot's KV cache.
+    whole_cache: whether to use the largest KV capacity, and not the smallest that is enough."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
@@ -220,16 +220,16 @@ def filled_runner(
     repeated if they are too few. While the runner is used, the session must have no requests.
     widest: the rows of the widest window, for which the cache needs room."""
     runner, capabilities = Runner(session.backend), session.backend.capabilities
-    columns = request.cached + max(widest, capabilities.least_width)
-    if columns > capabilities.max_capacity:
+    entries = request.cached + max(widest, capabilities.least_width)
+    if entries > capabilities.max_capacity:
         raise PassError(
-            f"{request.cached} cached tokens and {widest} rows need a KV capacity of {columns}, "
+            f"{request.cached} cached tokens and {widest} rows need a KV capacity of {entries}, "
             f"which is more than {capabilities.max_capacity}: lower --cached or raise --capacity"
         )
     # One token more than is cached: the root, whose K/V the first pass writes.
     prompt = tuple((list(tokens) * (request.cached // len(tokens) + 1))[: request.cached + 1])
     single = session.request(prompt, GenerateOptions(1, request.sampling, plan="ar"))
-    capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(columns)
+    capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(entries)
 
     def fill(_: Runner) -> None:
         for _slot in range(max(request.batches)):

@@ -101,7 +101,7 @@ def _stream_reader(stream: BinaryIO) -> Reader:
 
 
 Message = dict[str, str]
-SAVED_MESSAGES = TypeAdapter(list[TextMessage])
+SAVED_MESSAGES = TypeAdapter(list[TextMessage])  # checks the JSON that /load reads
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Conversation:
         del self.history[: next(later, len(self.history))]
 
     def check(self, session: Session) -> None:
-        """Raise PassError if the chat template refuses these messages and another of the user."""
+        """Raise PassError if the chat template refuses these messages with one of the user next."""
         session.encode_chat(self.messages("?"))
 
     def save(self, path: Path) -> None:

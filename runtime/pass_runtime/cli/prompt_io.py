@@ -90,8 +90,8 @@ SOURCE_LABELS: Mapping[TokenSource, str] = {
 
 
 def coloured(piece: Piece) -> str:
-    """Return the text of a piece, with each token in the colour of its source. `click.echo` removes
-    the colours if standard output is no terminal."""
+    """Return the text of a piece, with each token in the colour of its source; without tokens it
+    has no colour. `click.echo` removes the colours if standard output is no terminal."""
     parts = [
         click.style(token.text, fg=COLOURS[token.source]) if token.text else ""
         for token in piece.tokens

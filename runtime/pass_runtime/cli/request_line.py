@@ -32,8 +32,8 @@ _Options: type[BaseModel] = create_model(
 
 
 class BatchRequest(_Options):  # type: ignore[misc, valid-type]
-    """The request of a line, with a prompt or messages. `id` is repeated in the result. The others
-    are fields of GenerateOptions, SamplingParams and Constraint, and override the flags if set."""
+    """The request of a line, with a prompt or messages. `id` is repeated in the result. The other
+    fields are those of GenerateOptions, SamplingParams and Constraint; they override the flags."""
 
     id: Any = None
     prompt: str | None = None

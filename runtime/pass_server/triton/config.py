@@ -134,7 +134,7 @@ class Settings:
 
 
 def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
-    """Make settings. values: of PARAMETERS, by name. Raises PassError if a value is invalid."""
+    """Make settings. values: the values of PARAMETERS. Raises PassError if a value is invalid."""
     limits = {name: values[name] for name in LIMIT_PARAMETERS if name in values}
     load_values = {name: values[name] for name in LOAD_PARAMETERS if name in values}
     # None, as for other servers: a default for many sequences, or what the engines were built for.
