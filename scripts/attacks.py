@@ -134,10 +134,8 @@ def stream_gaps(url: str, model: str, tokens: int) -> list[float]:
 
 
 def repeat_attack(url: str, path: str, body: bytes, queue: Any, stop: Any) -> None:
-    """Send an attack's request until `stop` is set, then put the counts of statuses into `queue`.
-
-    If `path` is "", compute instead.
-    """
+    """Send an attack's request until `stop` is set, then put the number of answers by status into
+    `queue`. If `path` is "", keep a CPU busy instead of sending."""
     statuses = Counter[str]()
     headers = {"Content-Type": "application/json"}
     while not stop.is_set():
@@ -201,7 +199,7 @@ def run_attack(
 @one_line_errors
 def main(bundle: Path, threads: int, tokens: int, rounds: int, chosen: tuple[str, ...]) -> None:
     rows = []
-    with serving(bundle, threads, 4) as (url, model, pid):
+    with serving(bundle, threads, slots=4) as (url, model, pid):
         stream_gaps(url, model, tokens)  # warms up
         for name in chosen or ATTACKS:
             rows.append(run_attack(name, url, model, pid, tokens, rounds))

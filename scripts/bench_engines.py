@@ -1,8 +1,8 @@
 """The engines that scripts/bench_peers.py compares: this runtime, onnxruntime-genai, OpenVINO GenAI
 and llama.cpp.
 
-`open_NAME` opens an engine and returns a function that decodes a prompt with it, a `Write`. By
-`start_process` it runs in a process of its own.
+`open_NAME` opens an engine and returns a function that decodes a prompt with it, a `Write`.
+`start_process` does this in another process.
 """
 
 from __future__ import annotations

@@ -220,9 +220,7 @@ def bench(
     report: Any,
 ) -> None:
     """Run the contestants on every prompt, and add their figures by kind of prompt to `report`.
-
-    requests: by prompt id.
-    """
+    requests: by prompt id."""
     tokens = report["tokens"]
     written = {each.name: dict[str, list[TimedText]]() for each in contestants}
     warm_kinds: list[str] = []

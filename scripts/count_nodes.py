@@ -44,7 +44,7 @@ def count_trunk(file: Path) -> TrunkNodes:
         if any(str(each.name).startswith(ADAPTER) for each in node.inputs if each)
     ]
     plain = layered.difference(*places)
-    # The keys of the second layer are computed by as many nodes more as a layer has.
+    # The second layer's keys depend on the first layer's nodes, and on as many of its own.
     keys = [_sources(value) & plain for value in graph.outputs if str(value.name).startswith(KEYS)]
     layer = len(keys[1] - keys[0])
     return TrunkNodes(

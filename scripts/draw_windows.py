@@ -124,7 +124,8 @@ def pass_note(plan: Plan) -> str:
 def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = False) -> list[Point]:
     """Draw the rows at their positions, each with a line to its parent. Return their coordinates.
 
-    is_next: draw outlines only, without the groups of a fused plan: the last of `draw_passes`.
+    is_next: draw the window as the last of `draw_passes`: in outline, and a fused one without its
+    groups, so that the root and the drafts are on the first line.
     """
     without_groups = is_next and plan.is_fused
     top = len(plan.groups) if without_groups else 0

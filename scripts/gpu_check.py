@@ -1,6 +1,6 @@
 """Checks within minutes if this toolkit works on a machine with a GPU. Run scripts/gpu_check.sh.
 
-Each step is a process. The steps that say most run first, and a step that cannot run is skipped
+Each step is a process. The most informative steps run first, and a step that cannot run is skipped
 with a reason. The output directory has report.json and report.md, written after every step, and
 gpu_check.log with what the steps print. The last line of the output is the verdict: works (exit
 status 0), wrong (1), nothing ran (3), works but not captured (4: passes ran without CUDA graphs).
@@ -226,11 +226,11 @@ def run_step(step: Step, left: float, log: Path, scratch: str, limit_factor: flo
         process, interrupts = None, list[int]()
         try:
             # Ctrl-C is delayed until `process` is set, so that the process is ended.
-            before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+            handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True
             )
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
             if interrupts:
                 raise KeyboardInterrupt
             status, reason = "failed" if process.wait(limit) else "ok", ""

@@ -67,8 +67,8 @@ may be noise."""
 class Figure(NamedTuple):
     """Where a figure stands in the JSON of a step: a field of an entry of the list in TABLES.
 
-    wanted: values of the entry. Its plan need only begin with the wanted one, since the names of
-    plans go on, as in `fused L=4`.
+    wanted: the values that fields of the entry must have. Of `plan`, only the beginning must be
+    equal, since the report's names of plans have more words, as in `fused L=4`.
     """
 
     step: str
@@ -76,10 +76,8 @@ class Figure(NamedTuple):
     field: str
 
     def pick(self, data: Mapping[str, Any]) -> float:
-        """Return the figure of the first such entry. Raises LookupError or TypeError without one.
-
-        data: the JSON of the step.
-        """
+        """Return the figure of the first such entry. Raises LookupError or TypeError if none is.
+        data: the JSON of the step."""
 
         def fits(entry: Mapping[str, Any], name: str, wanted: Any) -> bool:
             value = entry.get(name)
@@ -349,10 +347,8 @@ def _cell(value: object) -> str:
 
 
 def read_figures(report: Path | None) -> Mapping[str, float]:
-    """Return the figures in a report.json; none if `report` is None.
-
-    Raises PassError if the file has no figures.
-    """
+    """Return the figures in a report.json; none if `report` is None. Raises PassError if the file
+    has no figures."""
     if report is None:
         return NO_FIGURES
     try:

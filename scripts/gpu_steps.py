@@ -68,7 +68,7 @@ PROFILED = {
 Event = Mapping[str, Any]
 """An event of a Chrome trace: name, cat (its category), dur (microseconds)."""
 Profile = Callable[[Callable[[], int]], tuple[Iterable[Event], int]]
-"""Calls a function, and returns the events meanwhile and the function's result."""
+"""Calls a function, and returns the events that it causes, and its result."""
 
 
 def check_device(api: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def time_rows(
             **shared,
             "milliseconds": row["trunk_milliseconds"],
         }
-        for row in measure_rows(session, request, [[3]])["rows"]
+        for row in measure_rows(session, request, [[3]])["rows"]  # any token does
     ]
 
 
@@ -368,7 +368,7 @@ def kernels(bundle: Path, device: str, output: Path | None) -> None:
 @main.command()
 @BUNDLE
 @DEVICE
-@click.option("--precision", default="fp16", help="Of its weights: int4, fp16 (CUDA), fp32 (CPU).")
+@click.option("--precision", default="fp16", help="Of the weights: int4, fp16 (CUDA), fp32 (CPU).")
 @click.option("--tokens", default=64, help="Length of each answer.")
 @KEEP
 @OUTPUT

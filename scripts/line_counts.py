@@ -38,9 +38,9 @@ def with_counts(page: str, counts: Mapping[str, tuple[int, int]]) -> str:
     """Return the page with these counts in the table between MARKERS; the last column stays."""
     before, _, rest = page.partition(MARKERS[0])
     table, _, after = rest.partition(MARKERS[1])
-    words = dict(re.findall(r"^\| `([\w/]+)/` .*\| ([^|]*) \|$", table, re.MULTILINE))
+    remarks = dict(re.findall(r"^\| `([\w/]+)/` .*\| ([^|]*) \|$", table, re.MULTILINE))
     rows = [
-        f"| `{room}/` | {round(n, -2):,} | {files} | {words.get(room, '')} |"
+        f"| `{room}/` | {round(n, -2):,} | {files} | {remarks.get(room, '')} |"
         for room, (n, files) in counts.items()
     ]
     head = "| room | lines | files | |\n|---|---|---|---|\n"

@@ -74,7 +74,7 @@ def main(output: Path, tokenizer: Path | None, vocab: int, **sizes: int) -> None
 def shards(
     layers: int, vocab: int, hidden: int, intermediate: int, key_size: int
 ) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
-    """Yield each file's name, and the shapes of its tensors by name. key_size: K of all heads."""
+    """Yield each file's name, and the shapes of its tensors by name. key_size: of all KV heads."""
     yield "embeddings", {"model.embed_tokens": (vocab, hidden)}
     yield "end", {"model.norm": (hidden,)}
     yield "head", {"lm_head": (vocab, hidden)}
@@ -103,10 +103,8 @@ def weight(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_tokenizer(output: Path, bundle: Path | None, vocab: int) -> int:
-    """Write a tokenizer's files, those of `bundle` if given. Return the size of the vocabulary.
-
-    vocab: the size if it is not 0.
-    """
+    """Write a tokenizer's files, those of `bundle` if given. Return the size of the vocabulary:
+    `vocab`, or if it is 0, the number of the tokenizer's words."""
     if bundle is not None:
         shutil.copy(bundle / "tokenizer.json", output)
         tokenizer = json.loads((output / "tokenizer.json").read_text(encoding="utf-8"))
@@ -114,9 +112,9 @@ def write_tokenizer(output: Path, bundle: Path | None, vocab: int) -> int:
         vocab = vocab or max(len(words), max(words.values()) + 1)
     else:
         vocab = vocab or DEFAULT_VOCAB
-        made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
-        made.save(str(output / "tokenizer.json"))
+        new = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
+        new.pre_tokenizer = pre_tokenizers.Whitespace()
+        new.save(str(output / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (output / "tokenizer_config.json").write_text(json.dumps(config))
     return vocab

@@ -34,12 +34,14 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def deployment(
-    bundle: Path, opened: LoadOptions, slots: int, options: ServeOptions, scaling: dict[str, int]
+    bundle: Path,
+    load_options: LoadOptions,
+    slots: int,
+    options: ServeOptions,
+    scaling: dict[str, int],
 ) -> Any:
-    """Return a Ray Serve deployment of the server.
-
-    slots: of each replica. scaling: `min_replicas` and `max_replicas`.
-    """
+    """Return a Ray Serve deployment of the server. slots: of each replica. scaling: `min_replicas`
+    and `max_replicas`."""
     from ray import serve
 
     def app() -> Any:
@@ -47,7 +49,7 @@ def deployment(
         from pass_runtime import load
         from pass_server.app import make_app
 
-        session = load(bundle, opened)
+        session = load(bundle, load_options)
         if session.chat_template is not None:
             session.chat_template.check()
         session.warm_up()
@@ -55,7 +57,10 @@ def deployment(
 
     @serve.deployment(
         name="pass",
-        ray_actor_options={"num_cpus": opened.threads, "num_gpus": gpus_of_replica(opened.device)},
+        ray_actor_options={
+            "num_cpus": load_options.threads,
+            "num_gpus": gpus_of_replica(load_options.device),
+        },
         autoscaling_config={**scaling, "target_ongoing_requests": slots},
         max_ongoing_requests=slots + options.max_queue,
         health_check_period_s=5,
@@ -95,9 +100,9 @@ def main(
             "--replicas"
         )
     limits = server_flags.serve_options(options)
-    opened = LoadOptions(**options)
-    opened = replace(opened, threads=opened.threads or 1)
-    gpus_of_replica(opened.device)  # refuses `cuda:1`: Ray chooses the GPU
+    load_options = LoadOptions(**options)
+    load_options = replace(load_options, threads=load_options.threads or 1)
+    gpus_of_replica(load_options.device)  # refuses `cuda:1`: Ray chooses the GPU
     check_exposure(host, limits.keys, allow_no_key=allow_no_key)
     try:
         import ray
@@ -105,9 +110,9 @@ def main(
     except ModuleNotFoundError:
         raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
     # Opened here too, so that errors of the bundle do not only appear in a replica's log.
-    opts.open_bundle(bundle, opened).close()
+    opts.open_bundle(bundle, load_options).close()
     scaling = {"min_replicas": replicas, "max_replicas": max_replicas}
-    server = deployment(bundle.absolute(), opened, slots, limits, scaling)
+    server = deployment(bundle.absolute(), load_options, slots, limits, scaling)
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": host, "port": port})
