@@ -99,7 +99,7 @@ def main(
             "--replicas and --max-batch-size must be at least 1, and --max-replicas at least "
             "--replicas"
         )
-    limits = server_flags.serve_options(options)
+    limits = server_flags.serve_options(options)  # leaves the fields of LoadOptions
     load_options = LoadOptions(**options)
     load_options = replace(load_options, threads=load_options.threads or 1)
     gpus_of_replica(load_options.device)  # refuses `cuda:1`: Ray chooses the GPU

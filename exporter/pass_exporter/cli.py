@@ -93,14 +93,14 @@ def main(**options: Any) -> None:
     """Export a frozen decoder with look-ahead embeddings into a bundle, or build engines for
     one."""
     context = click.get_current_context()
-    given = [
+    given_names = [
         name
         for name in options
         if context.get_parameter_source(name) == ParameterSource.COMMANDLINE
     ]
     if context.invoked_subcommand is not None:
-        if given:
-            flag = f"--{given[0].replace('_', '-')}"
+        if given_names:
+            flag = f"--{given_names[0].replace('_', '-')}"
             raise PassError(f"put {flag} after `{context.invoked_subcommand}`, or leave it out")
         return
     engine = _engine_config(options)
@@ -109,7 +109,7 @@ def main(**options: Any) -> None:
             "name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE"
         )
     if engine is None and (
-        unused := next((name for name in given if name in _ENGINE_ONLY_OPTIONS), None)
+        unused := next((name for name in given_names if name in _ENGINE_ONLY_OPTIONS), None)
     ):
         raise PassError(
             f"--{unused.replace('_', '-')} is about engines: add --engine {' or '.join(LIBRARIES)}"
@@ -121,7 +121,7 @@ def main(**options: Any) -> None:
             )
         options["zero_points"] = False  # None may mean True
         _check_engine(engine)  # first, because finding the model takes longer
-    if "max_perplexity_ratio" in given and options["verify"] is None:
+    if "max_perplexity_ratio" in given_names and options["verify"] is None:
         raise PassError("--max-perplexity-ratio is about a text: add --verify TEXT")
     options["dtype"] = options["dtype"] or _default_dtype(
         options["model"], options["revision"], engine

@@ -30,8 +30,8 @@ has 0.3 times the expected error, Qwen2.5-0.5B in int4 4.7 times."""
 CODES_LIMIT = {"float32": 0.01, "float16": 0.3, "bfloat16": 0.5}
 """By dtype, the value of `Limits.codes`. SmolLM2 has 0.0002, 0.04 and 0.24, a random model 0.1 in
 float16. Rounding itself moves values by 0.25 codes on average."""
-GREEDY_TOKENS, LARGE_MODEL_GREEDY_TOKENS = 32, 6
-"""The number of tokens that `check_greedy` compares."""
+GREEDY_TOKENS, LARGE_MODEL_GREEDY_TOKENS, SPARE_ENTRIES = 32, 6, 24
+"""The numbers of tokens that `check_greedy` compares, and of unused entries that `_caches` adds."""
 WIDENED_FORMATS = ("full", "fp8")
 """Weight formats that ONNX Runtime's CPU kernels hold as float32."""
 
@@ -79,10 +79,8 @@ def check_trunk(bundle: Path, manifest: Manifest, cases: Sequence[Case], limits:
 def _check_file(
     file: Path, manifest: Manifest, cases: Sequence[Case], limits: Limits, *, all_entries: bool
 ) -> float:
-    """Check one trunk. Return the largest error of all cases.
-
-    all_entries: whether the entries after the window in the new cache are compared too.
-    """
+    """Check one trunk. Return the largest error of all cases. all_entries: whether the entries
+    after the window in the new cache are compared too."""
     runs = run_in_pieces(
         file, [trunk_feed(case, manifest) | torch_codes_feed(case) for case in cases]
     )
@@ -127,14 +125,14 @@ def trunk_feed(case: Case, manifest: Manifest) -> dict[str, Array]:
     return feed | dict(zip(names, _caches(case), strict=True))
 
 
-def _caches(case: Case, spare: int = 24) -> list[Array]:
-    """Return the cache before the pass, with room for the window and `spare` or more entries.
+def _caches(case: Case) -> list[Array]:
+    """Return the cache before the pass, with room for the window and SPARE_ENTRIES or more entries.
 
     The entries after the text are random, the same in every call: they must not change the results,
     and the pass must not overwrite those after the window.
     """
     # All KV capacities are multiples of 4, because TensorRT needs them to be.
-    capacity = -(-(case.length + case.plan.width + spare) // 4) * 4
+    capacity = -(-(case.length + case.plan.width + SPARE_ENTRIES) // 4) * 4
     random = np.random.default_rng(1)
     caches = []
     for past in case.past:

@@ -33,7 +33,7 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 
 def widened(tensors: Sequence[Tensor], plan: Plan, least_width: int) -> tuple[Tensor, ...]:
     """Return the inputs or outputs (`tensors`) of a tail of `plan`, with its windows widened to at
-    least `least_width` rows."""
+    least `least_width` rows. Symbolic widths (of fused tails) stay."""
     widths = {"input_ids": plan.width, "next_ids": plan.next.width}
     return tuple(
         tensor.model_copy(
