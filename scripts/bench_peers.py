@@ -228,7 +228,7 @@ def bench(
         ids, options = requests[prompt.id]
         writers = {}
         for each in contestants:
-            own = options if each.bundle else {"ignore_eos": options["ignore_eos"]}
+            own = options if each.bundle else {"ignore_eos": options["ignore_eos"]}  # greedy
             writers[each.name] = partial(each.write, ids, tokens + EXTRA_TOKENS, **own)
         if prompt.kind not in warm_kinds:
             in_turn(writers, 1)
@@ -250,9 +250,7 @@ def bench_clients(
     plans: Sequence[Contestant], ids: Sequence[list[int]], clients: int, options: Any, report: Any
 ) -> None:
     """Send the prompts from `clients` clients at once to every plan. Add the figures to `report`.
-
-    Prompts are repeated until each client has two.
-    """
+    Prompts are repeated until each client has two."""
 
     def writers(prompts: list[list[int]]) -> dict[str, Callable[[], TimedText]]:
         own = {"clients": clients, **options}

@@ -37,19 +37,19 @@ def count_trunk(file: Path) -> TrunkNodes:
     """Count the nodes of a trunk whose layers, two or more, all have the same nodes."""
     graph = ir.load(file).graph
     nodes = run_nodes(graph)
-    layered = _readers(nodes, next(node for node in nodes if _begins_layer(node)))
+    layers_and_end = _readers(nodes, next(node for node in nodes if _begins_layer(node)))
     places = [
         _place(node)
         for node in nodes
         if any(str(each.name).startswith(ADAPTER) for each in node.inputs if each)
     ]
-    plain = layered.difference(*places)
+    plain = layers_and_end.difference(*places)
     # The second layer's keys depend on the first layer's nodes, and on as many of its own.
     keys = [_sources(value) & plain for value in graph.outputs if str(value.name).startswith(KEYS)]
     layer = len(keys[1] - keys[0])
     return TrunkNodes(
         total=len(nodes),
-        prelude=len(nodes) - len(layered.union(*places)),
+        prelude=len(nodes) - len(layers_and_end.union(*places)),
         layer=layer,
         place=max(map(len, places), default=0),
         end=len(plain) - len(keys) * layer,

@@ -128,9 +128,9 @@ def draw_window(canvas: Canvas, plan: Plan, origin: Point, *, is_next: bool = Fa
     groups, so that the root and the drafts are on the first line.
     """
     without_groups = is_next and plan.is_fused
-    top = len(plan.groups) if without_groups else 0
+    first_line = len(plan.groups) if without_groups else 0
     places = [
-        (origin[0] + POSITION_PITCH * int(position), origin[1] + LINE_PITCH * (line - top))
+        (origin[0] + POSITION_PITCH * int(position), origin[1] + LINE_PITCH * (line - first_line))
         for position, line in zip(plan.row_position, line_numbers(plan), strict=True)
     ]
     for row, (x, y), label in zip(plan.rows, places, labels(plan), strict=True):

@@ -161,6 +161,7 @@ def inspect_machine() -> Machine:
 
 
 def find_machine() -> Machine:
+    """Return the GPU, the versions of packages, and why parts cannot be used."""
     gpu, device = nvidia_smi(), find_device()
     if not gpu and device is None:
         smi = "shows none" if shutil.which("nvidia-smi") else "is not installed"
@@ -328,8 +329,8 @@ def attention_advice(step: Result, plain: Any) -> str:
 def _extrapolate(cell: Mapping[str, Any], bandwidth: float | None) -> dict[str, float]:
     """Return two columns for a pass of some layers of the random 7B model.
 
-    "of the bound": the time of copying the bytes that the pass reads, divided by its time; left out
-    without a bandwidth. "7B, extrapolated": the milliseconds of a pass with all layers, in
+    "of the bound": the time of copying the bytes that the pass reads, divided by the pass's; left
+    out without a bandwidth. "7B, extrapolated": the milliseconds of a pass with all layers, in
     proportion to the bytes read. bandwidth: bytes per second.
     """
     read, whole = (
