@@ -54,14 +54,12 @@ class CallScanner:
     def begins_call(self) -> bool:
         """Whether the text so far begins like a call: it names a function, or its first field can
         still become `name` with the name of a function."""
-        has_no_field = not self.raw.strip("{" + JSON_WHITESPACE)
-        if self._name or has_no_field:
+        if self._name or not self.raw.strip("{" + JSON_WHITESPACE):  # named, or without any field
             return True
         if self._value_ended or not "name".startswith(self._key):  # the first field is another one
             return False
-        return self.state != "in value" or any(
-            json.dumps(name).startswith(self._value) for name in self._names
-        )
+        names = [json.dumps(name) for name in self._names]
+        return self.state != "in value" or any(name.startswith(self._value) for name in names)
 
     @property
     def ended(self) -> bool:

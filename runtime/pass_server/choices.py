@@ -47,8 +47,7 @@ class ChatAnswer:
         return message
 
     def count_reasoning_tokens(self, tokens: Sequence[Token]) -> int:
-        """Return how many of the answer's `tokens` are reasoning: those before any content or
-        call."""
+        """Return how many of the answer's `tokens` are reasoning, before any content or call."""
         if not self.reasoning:
             return 0
         reader = self._format.reader()

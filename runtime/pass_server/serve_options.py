@@ -104,8 +104,7 @@ class ListenOptions(Options):
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Read the API keys in a file, one a line; blank lines and lines that begin with # are
-    skipped."""
+    """Return the API keys in a file: its lines, except blank ones and those that begin with #."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
@@ -119,8 +118,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def check_exposure(host: str, keys: tuple[str, ...], *, allow_no_key: bool) -> None:
-    """Raise PassError if other machines reach `host`, and there are neither keys nor
-    `allow_no_key`."""
+    """Raise PassError if other machines reach `host` without a key, unless `allow_no_key`."""
     if not keys and not allow_no_key and not _is_loopback(host):
         raise PassError(
             f"anybody who reaches {host} could use the server: pass --api-key-file, or "

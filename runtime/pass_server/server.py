@@ -62,7 +62,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._admitted_cycle: Any = None
         self.app_state = {**self.app_state, CONNECTION: self}
         if len(self.connections) > self.max_connections:
-            self._make_room(admitted=False)
+            self._make_room(close_admitted=False)
 
     def data_received(self, data: bytes) -> None:
         self.idle_bytes += len(data)
@@ -91,7 +91,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         must_read = unsent and (self.idle or self.flow.write_paused or self.transport.is_closing())
         has_read = unsent <= self.unsent - MIN_READ_BYTES
         if not must_read or has_read or unsent > self.unsent:
-            self.unsent, self.read_at = unsent, now
+            self.unsent, self.read_at = unsent, now  # The client has `client_seconds` again.
         waiting_since = self.read_at if must_read else self.idle_since
         if (must_read or self.idle) and now - waiting_since > self.client_seconds:
             self.transport.abort()
@@ -105,21 +105,21 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Note that the request under way is admitted. If there are too many connections, close
         another one that has no admitted request under way. Return False if there is none."""
         self._admitted_cycle = self.cycle
-        return len(self.connections) <= self.max_connections or self._make_room(admitted=True)
+        has_room = len(self.connections) <= self.max_connections
+        return has_room or self._make_room(close_admitted=True)
 
-    def _make_room(self, *, admitted: bool) -> bool:
+    def _make_room(self, *, close_admitted: bool) -> bool:
         """Close one other connection that has no admitted request under way: first those that never
-        had an admitted request, then the one that is idle for longest. Return whether there was
-        one.
+        had one, then the one that is idle for longest. Return whether there was any.
 
-        admitted: whether connections that once had an admitted request may be closed. A connection
-        may only close these when a request of its own is admitted: until then it is one too many.
+        close_admitted: whether connections that once had an admitted request may be closed: only if
+        this one has an admitted request too; until then it is itself one too many.
         """
         candidates = [
             each
             for each in self.connections
             if each is not self
-            and (admitted or not each.admitted)
+            and (close_admitted or not each.admitted)
             and (each.idle or each.cycle is not each._admitted_cycle)
         ]
         if not candidates:

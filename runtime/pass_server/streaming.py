@@ -51,8 +51,7 @@ class GenerationResponse(Response):
         async def send_noted(message: Message) -> None:
             nonlocal started
             await send(message)
-            # This line is not reached if the time limit cancels a `send` that waits for a client
-            # that does not read.
+            # Not reached if the time limit cancels a `send` to a client that does not read.
             started = True
 
         async def work() -> None:

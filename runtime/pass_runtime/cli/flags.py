@@ -59,8 +59,7 @@ REPEATABLE_KINDS = ("texts", "stops", "ids", "biases")
 
 
 def field_option(field: OptionField, *, unset: bool = False) -> Callable[[F], F]:
-    """Return a decorator that adds the flag of a field. unset: without the flag, the value is
-    None."""
+    """Return a decorator that adds the flag of a field. unset: its default is None instead."""
     assert field.flag is not None
     default = None if unset else field.default
     if field.kind == "flag":

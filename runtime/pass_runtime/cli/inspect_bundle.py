@@ -276,8 +276,7 @@ def find_captures(
             )
         session.warm_up(*SAMPLINGS)
         # If graphs are captured anew for each KV capacity, the warm-up captured only the passes
-        # that `auto` times. All others are captured here, at one capacity, which stands for the
-        # rest.
+        # that `auto` times. The others are captured here, at one capacity, which stands for all.
         if not capabilities.keeps_graphs:
             samplers, capacity = [each.sampler for each in SAMPLINGS], capabilities.capacities[0]
             for batch in capabilities.batch_sizes:

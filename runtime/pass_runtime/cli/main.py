@@ -204,14 +204,14 @@ def batch(
         from pass_runtime.cli.batch import model_identity, run_batch
     request = opts.generate_options(options)
     # `results_of` submits two lines per slot.
-    load_options = LoadOptions(**options, max_queue=2 * MAX_SLOTS)
+    loading = LoadOptions(**options, max_queue=2 * MAX_SLOTS)
     model = model_identity(bundle, read_manifest(bundle))
     tally = run_batch(
         requests,
         results,
         request,
         model,
-        lambda: opts.open_bundle(bundle, load_options),
+        lambda: opts.open_bundle(bundle, loading),
         retry_failed=retry_failed,
     )
     if tally.unexpected or (tally.failed and fail_on_error):
@@ -336,9 +336,8 @@ def bench(bundle: Path, **options: Any) -> None:
     rows_options = RowsOptions(
         request.sampling, rows, batches or (1,), cached, whole_cache, request.repeat
     )
-    slots = max(batches, default=1)
-    load_options = LoadOptions(**options, max_batch_size=slots, prefix_cache=False)
-    session = opts.open_bundle(bundle, load_options)
+    loading = LoadOptions(**options, max_batch_size=max(batches, default=1), prefix_cache=False)
+    session = opts.open_bundle(bundle, loading)
 
     def save(report: dict[str, Any]) -> None:
         write_json(about(session) | report, output)

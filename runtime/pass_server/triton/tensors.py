@@ -177,10 +177,10 @@ class OutputTensors:
         *,
         last: bool,
     ) -> Arrays:
-        """Return the arrays of one response. tokens, text: written since the response before. As in
+        """Return the arrays of one response. tokens, text: those since the previous response. As in
         vLLM, `num_output_tokens` counts these alone, so that the counts of a stream add up."""
         generation = choice.generation
-        reason = str(generation.finish_reason) if last else "None"  # what vLLM's backend says
+        reason = str(generation.finish_reason) if last else "None"  # as in vLLM's backend
         arrays = self._text(options.prefix + text, tokens) | {
             "finish_reason": _strings(reason),
             "num_input_tokens": np.array([len(generation.prompt_ids)], np.uint32),
@@ -206,8 +206,8 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """Return log-probabilities in vLLM's form, by token id: of the token and of the likeliest.
-        The rank is 1 for the likeliest token, and None if it is not known."""
+        """Return the log-probabilities of the token and of the likeliest ones in vLLM's form, by
+        token id. The rank is 1 for the likeliest token, and None if it is not known."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
