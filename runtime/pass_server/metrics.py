@@ -13,14 +13,14 @@ SHORT_SECONDS = (
 )
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 TOKEN_COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-"""These three are the upper bounds of histograms' buckets, in seconds and in tokens."""
+"""These three are upper bounds of histograms' buckets, in seconds and in tokens."""
 FINISHED_REASONS = ("stop", "length", "error")
 """The values of `Generation.finish_reason` that metrics repeat; the others count as "abort"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric. labels: the names of its labels besides `model_name`. buckets: of a histogram."""
+    """A metric. labels: the names of its labels besides `model_name`. buckets: a histogram's."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str

@@ -35,7 +35,7 @@ RESERVED_VARIABLES = (
     "bos_token",
     "eos_token",
 )
-"""Variables of chat templates that clients cannot set, like those that hold special tokens."""
+"""Variables of chat templates that clients cannot set. `ChatTemplate.tokens` has further ones."""
 
 
 def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
@@ -74,8 +74,8 @@ def _content_texts(message: ChatMessage) -> list[str]:
 
 
 def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """Return a message for the chat template. path: where it is in the request, as `messages.2.`,
-    for errors. names: the function of each call so far, by the call's id; its calls are added."""
+    """Return a message for the chat template, and add its calls to `names`, the function of each
+    call so far by the call's id. path: where the message is in the request, as `messages.2.`."""
     for part in message.content if isinstance(message.content, list) else ():
         if part.type != "text" or part.text is None or part.model_extra:
             raise ApiError(
@@ -288,6 +288,6 @@ def turn_grammar(
     start = "reasoning turn" if in_reasoning else f"({opening} reasoning)? turn"
     if closing.startswith("<["):  # a special token, which the text of the reasoning cannot contain
         reasoning = [f"reasoning: thinking {closing} /\\s{{0,4}}/", "thinking: /(.|\\n)*/"]
-    else:
+    else:  # the first closing marker ends the text
         reasoning = ["reasoning: thinking /\\s{0,4}/", f"thinking[suffix={closing}]: /(.|\\n)*/"]
     return Constraint(grammar="\n".join([f"start: {start}", *reasoning, *lines]))
