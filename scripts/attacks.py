@@ -172,9 +172,9 @@ def run_attack(
     return {
         "attack": name,
         "answers": ", ".join(f"{count} x {status}" for status, count in statuses.items()),
-        "median": f"{1e3 * statistics.median(alone):.1f}",
-        "during": f"{1e3 * statistics.median(during):.1f}",
-        "worst": f"{1e3 * max(alone):.1f}",
+        "median alone": f"{1e3 * statistics.median(alone):.1f}",
+        "median during": f"{1e3 * statistics.median(during):.1f}",
+        "worst alone": f"{1e3 * max(alone):.1f}",
         "worst during": f"{1e3 * max(during):.1f}",
         "MiB": f"{max_bytes >> 20}",
     }

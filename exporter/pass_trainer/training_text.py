@@ -58,8 +58,9 @@ class TrainingText:
         return self._all
 
     def begin(self, joins: Sequence[Sequence[int]], dealt: int, progress: Step) -> None:
-        """Read the first text, or all that a resumed run had. joins: `Deck.joins` of that run,
-        whose items end in the size of the deck. dealt: how many indices it had dealt."""
+        """Read the first text, or all that a resumed run had. joins: `Deck.joins` of that run:
+        (indices dealt before, size of the deck after) each join. dealt: how many indices it had
+        dealt."""
         sequences = (joins[-1][1] if joins else 1) + self._held_out
         shards = -(-sequences // self._supply.distiller.shard_size)
         self._read(shards if self._schedule.by_clock else max(shards, self._due(0)), progress)
@@ -69,8 +70,8 @@ class TrainingText:
     def wanted(self) -> int:
         """Return how many shards a run with --minutes should have read now.
 
-        These are the shards that exist. If text is written between steps, every sequence was used
-        once and there is time for more, each process is to write one more shard.
+        These are the shards that exist. Each process is to write one more if all of this holds:
+        text is written between steps, every sequence was used once, and there is time for more.
         """
         self._supply.check()
         shards = count_shards(self._supply.distiller, self._supply.directory)

@@ -1,4 +1,7 @@
-"""The schema of requests to /v1/responses, whose input may contain items of earlier answers."""
+"""The schema of requests to /v1/responses, whose input may contain items of earlier answers.
+
+A field that is `null_or(...)` is not supported: only null and the given values are accepted.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ class FunctionTyped(StrictObject):
 
 
 class FunctionTool(FunctionFields, FunctionTyped):
-    """A tool. `type` is the first field by the order of bases, so that errors name it first."""
+    """A tool. The fields of the last base come first, so that errors name `type` first."""
 
 
 class NamedFunction(FunctionTyped):

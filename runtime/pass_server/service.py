@@ -80,10 +80,11 @@ class Service:
     async def parse(
         self, request: GenerationRequest, size: int | None = None, key_digest: str = ""
     ) -> ParsedRequest:
-        """Check and tokenize a request in threads, then wait for its constraints. Raises ApiError
-        if the request is invalid, if there is no room for it, or if a text is too long. Room and
-        lengths are checked first, because tokenizing may take seconds. The places that are reserved
-        for the request are free again when it has ended, or when the result is garbage-collected.
+        """Check and tokenize a request in threads, then wait until its constraints are compiled.
+        Raises ApiError if the request is invalid, if there is no room for it, or if a text is too
+        long. Room and lengths are checked first, because tokenizing may take seconds. The places in
+        slots and queue that are reserved for the request, one for each sequence, are free again
+        when it has ended, or when the result is garbage-collected.
 
         size: the bytes of the request, which decide whether it is a long text; by default, those of
         its longest prompt. key_digest: the digest of its API key; "" if the server has no keys.
@@ -138,7 +139,8 @@ class Service:
             raise ApiError(problem, 404, param="model", code="model_not_found")
 
     def _check_size(self, request: GenerationRequest, size: int) -> None:
-        """Raise ApiError if a prompt of `size` bytes has too many tokens however long these are."""
+        """Raise ApiError if a prompt of `size` bytes has too many tokens even if all are of the
+        longest kind."""
         if size > self._max_prompt_bytes:
             raise ApiError(
                 f"the prompt has {size} bytes, more than fit in {self._max_prompt_tokens} tokens, "
@@ -197,7 +199,7 @@ class Service:
                 if piece is not None:
                     self._metrics.record_piece(choice, piece)
                 elif choice.generation.finish_reason == "cancelled":
-                    raise shutting_down()
+                    raise shutting_down()  # Only `drain` cancels sequences that are being read.
                 yield choice, piece
 
     async def drain(self, seconds: float) -> None:
@@ -254,7 +256,8 @@ class RequestMetrics:
         record(metrics.E2E_LATENCY, time.perf_counter() - choice.arrived)
         record(metrics.REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
         record(metrics.REQUEST_GENERATION_TOKENS, stats.generated_tokens)
-        # `record_piece` counted the tokens that were read; a cancelled sequence may have others.
+        # `record_piece` counted the tokens of pieces that were yielded, which are in
+        # `generation.tokens`; a cancelled sequence may have written more.
         record(metrics.GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))
         if choice.first_written is not None:
             prefill = choice.first_written - generation.submitted - stats.queue_seconds

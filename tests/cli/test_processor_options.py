@@ -70,7 +70,7 @@ def test_refused_flags(tiny_bundle: Path, flags: tuple[str, ...], why: str):
     assert why in refusal("generate", tiny_bundle, *PROMPT, *flags)
 
 
-def test_lines_of_a_batch_have_their_own_processors(tiny_bundle: Path, tmp_path: Path):
+def test_lines_of_a_batch_have_their_own_constraints_and_biases(tiny_bundle: Path, tmp_path: Path):
     lines = [
         {"prompt": "a", "choice": ["left", "right"]},
         {"prompt": "a", "json_schema": {"enum": [7]}},

@@ -133,6 +133,8 @@ def test_evaluate_prints_json(evaluation: list[object], trained: Path, cache: st
             assert list(kinds) == ["chat", "code", "all"]
             value = kinds["all"]
             assert value["places"] + value["looping"]["places"] > 11
+            # By draft: survival, how often it is right if those before it are; chain, how often it
+            # and all before it are. So the first values are equal.
             assert len(value["survival"]) == 2 and value["chain"][0] == value["survival"][0]
             assert all(1 <= tau <= 3 for tau in value["tau"].values())
     flags = [*evaluation, "--temperatures", "0.8", "--top-k", 5]

@@ -66,6 +66,7 @@ def cut_off(path: Path) -> None:
 
 
 def add_tokens(directory: Path) -> None:
+    """Add tokens to the tokenizer for which the model has no embeddings."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_tokens([f"<extra {i}>" for i in range(32)])
     tokenizer.save_pretrained(directory)

@@ -25,8 +25,8 @@ RELATIVE_LIMITS = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest difference of a logit in a plan's pass: `absolute`, and `relative` to the largest
-    logit, for which `limit` is the largest accepted value."""
+    """The largest difference of a logit in a plan's pass. relative: `absolute` divided by the
+    largest logit. limit: the largest value of `relative` that is accepted."""
 
     plan: str
     absolute: float

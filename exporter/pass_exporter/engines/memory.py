@@ -17,7 +17,8 @@ RESERVED_BYTES = 512 << 20
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes that decoding needs on the device, besides RESERVED_BYTES. activations: an upper bound,
-    as if no kernels were fused. workspace: the limit on scratch memory; 0 if there is none."""
+    as if no kernels were fused. workspace: the limit on scratch memory; 0, which leaves it out of
+    the estimate, if there is no limit."""
 
     weights: int
     kv_cache: int

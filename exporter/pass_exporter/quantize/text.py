@@ -12,9 +12,9 @@ from pass_runtime.errors import PassError
 FILE_TOKENS, MAX_FILE_SEQUENCES = 256, 24
 """The length of a sequence from a file, and how many are used."""
 OWN_SEQUENCES, OWN_TOKENS, SEQUENCES_PER_ROW = 32, 96, 2
-"""Sequences that the model writes in one batch, in which one more costs little; the length of each;
-and how many are joined to a row (a row's first token has unusual activations, so few rows are
-better)."""
+"""How many sequences the model writes (in one batch, where a further one costs little); the length
+of each; and how many are joined to a row. A row's first token has unusual activations, so few rows
+are better."""
 SEED = 0
 PROMPTS = (
     "The history of",

@@ -17,7 +17,8 @@ from pass_exporter.tails.noise_nodes import RowNoise
 
 @dataclass(frozen=True)
 class WindowNoise:
-    """The noise of P = `count` consecutive positions. numbers: [B,P,I], from `NoiseNodes.at`."""
+    """The noise of P = `count` consecutive positions. numbers: [B,P,I], `NoiseNodes.at` of the
+    positions, with I numbers for each."""
 
     tail: TailBuilder
     numbers: ir.Value

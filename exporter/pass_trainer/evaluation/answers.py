@@ -1,8 +1,8 @@
 """Answers prompts with the frozen model, sampled with the runtime's Gumbel noise, and keeps the
 answers on disk.
 
-Answers do not depend on look-ahead weights, so all weights files of a model are measured on the
-same answers.
+Answers do not depend on look-ahead weights, so all files of look-ahead weights for a model are
+evaluated on the same answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pass_runtime.measuring.real_use import Prompt
 from pass_trainer.torch_generate import chat_prompt, continue_prompts, plain_ids, until_end
 
 BATCH_PROMPTS = 40
-"""So many prompts are continued together."""
+"""How many prompts are continued together."""
 
 
 @dataclass(frozen=True)

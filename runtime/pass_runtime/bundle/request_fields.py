@@ -139,7 +139,7 @@ DECODING_FIELDS = (
         allowed="at least 1",
         bounds={"ge": 1},
         triton="max_tokens",
-        http=None,
+        http=None,  # max_tokens, max_completion_tokens or max_output_tokens, by endpoint
     ),
     RequestField(
         "min_tokens",

@@ -45,7 +45,8 @@ class Breakdown:
     def __init__(
         self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]
     ) -> None:
-        """plans: options by name, and how many sequences run together (None: one by one)."""
+        """plans: what `--plan` and `--draft` named (modes): by name, the options, and how many
+        sequences run together (None: one by one)."""
         self._session = session
         self._ar_passes = {name: self._ar_pass(*plan) for name, plan in plans.items()}
         self._cycles = {name: self._cycle(name, options) for name, (options, _) in plans.items()}
@@ -65,7 +66,8 @@ class Breakdown:
         return [replace(self._ar_passes[name], plan=plan) for plan in plans]
 
     def time(self) -> None:
-        """Time the passes of every plan, with the KV capacity to which the last round grew."""
+        """Time the passes of every plan. Call it after each round of the bench, whose requests have
+        made the KV cache as large as it is to be timed."""
         for kind, seconds in self._seconds.items():
             seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
 
@@ -180,14 +182,16 @@ def windows(rows: int, lookahead: int) -> list[Plan]:
 
     For 1 row that is `ar`. For up to L + 1 rows: drafts without look-ahead rows, look-ahead rows
     without drafts (the two windows of `two-pass`), and the `fused` window with the fewest drafts if
-    there is one. For more rows: a chunk of a prompt and this `fused` window, or nothing without it.
+    there is one. For more rows: this `fused` window, and a chunk of a prompt to compare it with;
+    nothing if there is no such window.
     """
     if rows == 1:
         return [ar_plan()]
     is_short = rows - 1 <= lookahead
     others = [verify_plan(rows - 1), draft_plan(rows - 1)] if is_short else [prefill_plan(rows)]
     for drafts in range(1, lookahead + 1):
-        lookahead_rows = rows - 1 - drafts  # for drafts + 1 groups, each of `drafts` rows at most
+        # They make drafts + 1 groups. Each has `drafts` rows at most, those of the next window.
+        lookahead_rows = rows - 1 - drafts
         if 1 <= lookahead_rows <= drafts * (drafts + 1):
             size, larger = divmod(lookahead_rows, drafts + 1)
             return [*others, fused_plan([size + (group < larger) for group in range(drafts + 1)])]

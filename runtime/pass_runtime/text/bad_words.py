@@ -56,7 +56,7 @@ class Automaton:
 
 
 MAX_CACHED_MASKS = 64
-"""For how many states of a text masks are cached, each of V / 8 bytes."""
+"""The most masks that are cached, one for each state of a text. A mask has V / 8 bytes."""
 
 
 class TokenIndex:

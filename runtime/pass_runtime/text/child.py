@@ -206,8 +206,8 @@ def _unwrapped(answer: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def interpreter() -> str:
-    """Return the path of a Python interpreter of this process's version. (`sys.executable` is none
-    if Python is embedded, as in Triton's stub.) Raises PassError if none is found."""
+    """Return the path of a Python interpreter of this process's version. (`sys.executable` is not
+    one if Python is embedded, as in Triton's stub.) Raises PassError if none is found."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     directory = Path(sys.base_exec_prefix, "bin")
     name = f"python{version}"

@@ -13,7 +13,9 @@ Drafts first_of(const Drafts& drafts, int count) {
     return {drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(count, size)};
 }
 
-// The next plan of the cycle, if it verifies drafts and fits the room; else null.
+// The plan of the cycle that can verify n-gram drafts now: the staged plan, whose windows are on
+// the device, if it has draft rows, else the cycle's first plan; null if that has none, or does
+// not fit the entries left in the KV cache.
 const Plan* verifying_plan(const Situation& situation) {
     const Plan* plan = &situation.cycle.plans.front();
     if (situation.staged_plan != nullptr && situation.cycle.contains(*situation.staged_plan) &&
@@ -22,7 +24,7 @@ const Plan* verifying_plan(const Situation& situation) {
     return plan->drafts > 0 && situation.fits(plan->width()) ? plan : nullptr;
 }
 
-// The plans that verify 1, 2, ... n-gram drafts and fit the room.
+// The plans that verify 1, 2, ... n-gram drafts and fit the KV cache.
 std::vector<Plan> ngram_plans(const Situation& situation, int max_drafts) {
     std::vector<Plan> plans;
     for (int count = 1; count <= max_drafts; ++count) {
@@ -32,14 +34,15 @@ std::vector<Plan> ngram_plans(const Situation& situation, int max_drafts) {
     return plans;
 }
 
-// A pass that verifies n-gram drafts; none if the policy wants none. Its plan is the next one of
-// the cycle, or a plan without look-ahead rows if the next one has no draft rows, does not fit the
-// room, or has fewer draft rows than the policy wants.
+// A pass that verifies n-gram drafts; none if the policy wants none. Its plan is that of
+// `verifying_plan`, or a plan without look-ahead rows if there is none, or if it has fewer draft
+// rows than the policy wants.
 std::optional<NextPass> with_ngrams(const Situation& situation) {
     const Plan* plan = verifying_plan(situation);
     int max_drafts = 0;
     for (const DraftState& state : situation.states)
         max_drafts = std::max(max_drafts, static_cast<int>(state.ngram.size()));
+    // Engines with a fixed look-ahead verify chains of at most that many drafts.
     max_drafts =
         std::min(max_drafts, situation.capabilities.fixed_lookahead.value_or(max_lookahead));
     if (plan == nullptr || max_drafts > plan->depth()) {
@@ -68,7 +71,7 @@ std::optional<NextPass> with_ngrams(const Situation& situation) {
 }
 
 // A pass of the plan whose windows are on the device, or of the first plan of the cycle. If the
-// passes up to the cycle's end do not fit the room, or the backend cannot run all plans of the
+// passes up to the cycle's end do not fit the KV cache, or the backend cannot run all plans of the
 // cycle, a narrower cycle is used; none if not even a plain pass fits.
 std::optional<NextPass> from_cycle(const Situation& situation) {
     Cycle cycle = situation.cycle;
@@ -95,6 +98,7 @@ std::optional<NextPass> Situation::next_pass() const {
     return from_cycle(*this);
 }
 
+// The last two members of each result are the numbers of look-ahead and of n-gram drafts.
 DraftChoice choose_drafts(const std::string& mode, int lookahead,
                           const std::optional<std::string>& draft, const std::vector<Tree>& trees) {
     if (mode == "auto" && lookahead > 0) {

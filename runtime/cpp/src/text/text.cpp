@@ -71,6 +71,7 @@ std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
     for (const std::int64_t id : ids) bytes += data_->vocabulary->bytes(id);
     const std::size_t leading_spaces = std::min(bytes.find_first_not_of(' '), bytes.size());
     bytes.erase(0, std::min(leading_spaces, data_->vocabulary->stripped_spaces()));
+    // Tokenizers with byte fallback replace each invalid byte, others each invalid character.
     return lossy_utf8(bytes, data_->vocabulary->byte_fallback());
 }
 

@@ -72,9 +72,9 @@ class Line {
 // this shape, times the slowness of all passes (on a busy machine, or in a longer text).
 class PassTimes {
    public:
-    // other_sampler: the times of passes with another sampler (see `Sampler`), or null. The trunk
-    // does not depend on the sampler, so its estimate is taken from there, scaled to the trunk's
-    // times in `timed`, which then needs few shapes.
+    // other_sampler: the times of passes with another sampler (see `Sampler`), or null. The trunk's
+    // time does not depend on the sampler, so its estimate is that of `other_sampler`, scaled to
+    // match the trunk's times in `timed`. Then few shapes in `timed` are enough.
     explicit PassTimes(const TimedPasses& timed, const PassTimes* other_sampler = nullptr);
 
     double seconds(const PassShape& shape) const;
@@ -89,9 +89,11 @@ class PassTimes {
 
     int max_rows_ = 0;  // of the passes that were timed
     double slowness_ = 1.0;
-    // The estimate adds the trunk's seconds by rows, in passes that make drafts its extra seconds
-    // by rows (for the look-ahead rows), and the tail's seconds by sampled rows and by drafts.
-    Line trunk_, adapter_, tail_, drafts_;
+    // The estimate is the sum of these seconds.
+    Line trunk_;    // the trunk, by rows
+    Line adapter_;  // the trunk's extra time if the pass makes drafts, by rows
+    Line tail_;     // the tail, by sampled rows
+    Line drafts_;   // the tail's extra time, by drafts
     std::map<PassShape, double> ratios_;  // how much longer passes took than estimated
     std::map<PassShape, int> passes_;     // how many passes were recorded
 };
@@ -100,7 +102,8 @@ class PassTimes {
 // nearly linear in between.
 std::vector<Plan> probe_plans(int lookahead, int batch = 1);
 
-// Time passes of `plans` in turn. Returns the shortest times: disturbances only make passes slower.
+// Measure passes of each plan, in turn and several times. Returns the shortest times, because
+// disturbances only make passes slower.
 std::vector<PassSeconds> measure(const std::function<PassSeconds(const Plan&)>& time,
                                  const std::vector<Plan>& plans);
 

@@ -36,16 +36,17 @@ class SharedTensors {
 // ONNX Runtime's type of the same name as `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
-// What ONNX Runtime does with the weights of a graph. packed: nothing, because it has written the
-// graph itself, optimized and with packed weights. made_unsigned: it turns int8 weights into uint8,
-// for CPUs that do not sum products of uint8 and int8 codes exactly (kernels.h).
+// The form of a graph's weights. as_exported: ONNX Runtime packs them when it opens the graph.
+// packed: it wrote the graph itself, optimized and with packed weights, and changes nothing.
+// made_unsigned: as_exported, and it turns int8 weights into uint8, for CPUs that do not sum
+// products of uint8 and int8 codes exactly (kernels.h).
 enum class WeightForm { as_exported, packed, made_unsigned };
 
 // A session of ONNX Runtime for one graph.
 class OrtGraph {
    public:
-    // threads: 0 lets ONNX Runtime choose. shared: null, or constants to use instead of those in
-    // the file, which must outlive the graph. Throws Error if the graph cannot be loaded.
+    // threads: 0 lets ONNX Runtime choose. shared: null, or constants that replace those of the
+    // file and outlive the graph. Throws Error if the graph cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
              const std::filesystem::path& path, int threads, const SharedTensors* shared,
              WeightForm weights = WeightForm::as_exported);
@@ -65,7 +66,8 @@ class OrtGraph {
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
                                              WeightForm weights) const;
-    // Create the session, with links resolved (external_data.h). Returns an error or null.
+    // Create the session; the file's weights may be symbolic links (external_data.h). Returns an
+    // error or null.
     OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file,
