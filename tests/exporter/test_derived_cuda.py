@@ -113,7 +113,13 @@ class Trunks:
         return f"zeroed.{file}"
 
 
-@pytest.fixture(scope="module", params=SUPPORTED_FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=[] if family == "llama" else [pytest.mark.slow])
+        for family in SUPPORTED_FAMILIES
+    ],
+)
 def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trunks:
     directory = tmp_path_factory.mktemp(request.param)
     path = make_model(directory / "model", request.param, **CHANGED_SETTINGS.get(request.param, {}))
