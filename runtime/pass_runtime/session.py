@@ -144,7 +144,7 @@ class Session:
         prompt = render(inputs)
         if allow_special_tokens or not self._special_tokens.may_be_in(inputs):
             return encode(self.tokenizer, prompt)
-        return self._chat_encoder.encode(inputs, render)
+        return self._chat_encoder.encode(inputs, prompt, render)
 
     @cached_property
     def _special_tokens(self) -> SpecialTokens:

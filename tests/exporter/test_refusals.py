@@ -198,6 +198,7 @@ def test_a_lookahead_out_of_range_is_refused(lookahead: int):
 
 def test_an_unknown_dtype_is_refused():
     assert "fp32, fp16" in message(lambda: ExportConfig("x", dtype="int3"))  # type: ignore[arg-type]
+    assert "not None" in message(lambda: ExportConfig("x", dtype=None))  # type: ignore[arg-type]
 
 
 VERIFY = {"missing": None, "not UTF-8": "Straße".encode("latin-1"), "empty": b" \n"}

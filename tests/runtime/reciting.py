@@ -4,10 +4,11 @@ tokenizer of a tiny bundle, and functions that watch sessions."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from scripted import Script, ScriptedBackend
 from tokenizers import Tokenizer
 
@@ -18,6 +19,9 @@ from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session
 
 BOS, EOS = 0, 1
+TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
+ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
+"""More tokens than a test reads: such a request is cancelled."""
 
 
 def words(position: int) -> int:
@@ -82,6 +86,12 @@ class HeldSession:
     def __exit__(self, *_error: object) -> None:
         self.go.set()
         self.session.close()
+
+
+@pytest.fixture
+def held(tiny_bundle: Path) -> Iterator[HeldSession]:
+    with HeldSession(tiny_bundle) as held:
+        yield held
 
 
 def runner_of(session: Session) -> Runner:

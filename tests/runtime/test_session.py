@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from reciting import BOS, EOS, HeldSession, assert_idle, recited, reciting_session, tokens_of
+import reciting
+from reciting import BOS, ENDLESS, EOS, TWO_PASS, assert_idle, recited, reciting_session, tokens_of
 from tokenizers import Tokenizer
 
 from pass_runtime import QueueFull
@@ -14,15 +13,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_THREADS
 from pass_runtime.session import GenerateOptions, load, read_tokenizer
 
-TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
-ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
-"""More tokens than a test reads: such a request is cancelled."""
-
-
-@pytest.fixture
-def held(tiny_bundle) -> Iterator[HeldSession]:
-    with HeldSession(tiny_bundle) as held:
-        yield held
+held = reciting.held
 
 
 def test_a_full_queue_refuses_requests_until_some_have_begun(held):

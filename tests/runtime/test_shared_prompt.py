@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from reciting import HeldSession, assert_idle, runner_of
+from reciting import ENDLESS, HeldSession, assert_idle, runner_of
 
 from pass_runtime import GenerateOptions, QueueFull, SamplingParams
 from pass_runtime.session import load
 
 PROMPT = list(range(20, 130))  # more than a chunk
-ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
-"""Options of a request that decodes until it is cancelled."""
 
 
 def options_of(texts: int, plan: str = "two-pass") -> list[GenerateOptions]:

@@ -114,7 +114,8 @@ def conversations(contents: st.SearchStrategy[str]) -> st.SearchStrategy[list[di
 
 def encoded(fast: PreTrainedTokenizerFast, messages, template: str = CHATML) -> list[int]:
     """Return the ids of a chat as a session makes them."""
-    return encoder(fast.backend_tokenizer).encode(messages, chat_template(template).render)
+    render = chat_template(template).render
+    return encoder(fast.backend_tokenizer).encode(messages, render(messages), render)
 
 
 def hugging_face(fast: PreTrainedTokenizerFast, messages) -> list[int]:

@@ -7,25 +7,24 @@ import gc
 import queue
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-from reciting import HeldSession, assert_idle, recited, reciting_session, tokens_of
+import reciting
+from reciting import (
+    ENDLESS,
+    TWO_PASS,
+    assert_idle,
+    recited,
+    reciting_session,
+    tokens_of,
+)
 
 from pass_runtime.decode.sequence import End, SequenceState, Token
 from pass_runtime.errors import PassError
 from pass_runtime.generation import TokenStream, merged
 from pass_runtime.session import GenerateOptions
 
-TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
-ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
-"""More tokens than a test reads: such a request is cancelled."""
-
-
-@pytest.fixture
-def held(tiny_bundle) -> Iterator[HeldSession]:
-    with HeldSession(tiny_bundle) as held:
-        yield held
+held = reciting.held
 
 
 @pytest.mark.parametrize(("pieces", "tokens"), [(1, 1), (2, 8), (3, 9)])

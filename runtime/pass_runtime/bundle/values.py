@@ -115,7 +115,8 @@ class OptionField:
     bounds: of a number, or of each of the biases, by pydantic's names (ge, gt, le, lt). allowed:
     the values within `bounds`, in words for an error. It may be left out if `bounds` is just ge.
     choices: the only texts that are valid.
-    if_none: what None means, in words. None is valid if this is set, or if `default` is None.
+    optional: whether None is valid, too, as it is if `default` is None. if_none: in words, what
+    None or leaving out the flag means.
     flag: the option of a command, with its dashes; "" stands for `--` and the field's name, None
     for no flag. The flag of a field of the kind "flag" sets the field to `not default`. help: what
     the flag does. metavar: what --help shows for the value, if not its type.
@@ -129,6 +130,7 @@ class OptionField:
     allowed: str = ""
     bounds: Mapping[str, float] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
+    optional: bool = False
     if_none: str = ""
     flag: str | None = ""
     metavar: str | None = None
@@ -150,8 +152,8 @@ class OptionField:
         it is out of bounds or none of the choices."""
         if self.kind == "biases":
             return self._checked_biases(value)
-        none_allowed = self.default is None or self.if_none
-        if (value is None and none_allowed) or self.kind not in CONVERTERS:
+        is_none_valid = self.optional or self.default is None
+        if (value is None and is_none_valid) or self.kind not in CONVERTERS:
             return value
         plain = CONVERTERS[self.kind](self.label, value)
         if not self.within(plain):
@@ -211,6 +213,7 @@ class Options:
                 each.name,
                 KIND_BY_ANNOTATION.get(str(each.type).partition(" ")[0], "text"),
                 each.default,
+                optional=str(each.type).endswith("| None"),
                 label_prefix=cls.label_prefix,
                 **each.metadata,
             )

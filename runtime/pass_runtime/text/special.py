@@ -67,11 +67,11 @@ class ChatEncoder:
         self._special = special
         self._lock = Lock()
 
-    def encode(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
-        """Return the ids of a conversation. messages: all input that is not trusted. render: makes
-        the prompt of it. Raises PassError if a message holds the text of a special token that
-        cannot be encoded as plain text, or that cannot be distinguished from the template's."""
-        text = render(messages)
+    def encode(self, messages: Any, text: str, render: Callable[[Any], str]) -> list[int]:
+        """Return the ids of a conversation. messages: all input that is not trusted. text: the
+        prompt that `render` makes of it. Raises PassError if a message holds the text of a special
+        token that cannot be encoded as plain text, or that cannot be distinguished from the
+        template's."""
         strings = list(strings_in(messages))
         spans = self._special.spans(text)
         places = [self._without_absent(each, spans) for each in self._special.places(strings)]

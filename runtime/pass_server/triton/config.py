@@ -139,8 +139,7 @@ def make_settings(bundle: str, *, tokens: bool, **values: Any) -> Settings:
     load_values = {name: values[name] for name in LOAD_PARAMETERS if name in values}
     # None, as for other servers: a default for many sequences, or what the engines were built for.
     load = LoadOptions(**{"max_batch_size": None, **load_values})
-    drain_seconds = values.get("drain_seconds", DRAIN_SECONDS)
-    PARAMETERS["drain_seconds"].checked(drain_seconds)
+    drain_seconds = PARAMETERS["drain_seconds"].checked(values.get("drain_seconds", DRAIN_SECONDS))
     return Settings(bundle, tokens, load, ServeOptions(**limits), drain_seconds)
 
 
