@@ -24,11 +24,13 @@ done
 [ -n "$device" ] || if has_gpu; then device=cuda; else device=cpu; fi
 
 if [ $device = cuda ]; then
-    VENV=.venv-gpu environment gpu export
+    venv=.venv-gpu
+    VENV=$venv environment gpu export serve
     # fp16 is the only format with measurements on a GPU (docs/cuda.md).
     format=(--dtype fp16) bundle=build/$model-fp16
 else
-    environment cpu export
+    venv=.venv
+    VENV=$venv environment cpu export serve
     weights=${PASS_WEIGHTS:-w8a8} # in w8a8, several rows cost little more than one, so drafts pay
     format=(--weights "$weights") bundle=build/$model-$weights
 fi
@@ -44,3 +46,4 @@ pass-run generate "$bundle" --device $device --chat --prompt "$prompt" --max-new
 printf '\nThe same bundle on nine prompts that nothing was trained on, in about a minute: plain decoding\n'
 printf '(ar), the plan auto with look-ahead drafts, and auto with all drafts:\n'
 pass-run bench "$bundle" --device $device
+printf '\nTo serve the OpenAI API, and a page to try the model: %s/bin/pass-run serve %s\n' $venv "$bundle"

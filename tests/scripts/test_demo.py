@@ -58,12 +58,12 @@ def run_demo(checkout: Checkout, *flags: str, **environment: str) -> tuple[str, 
 def test_a_gpu_that_nvidia_smi_shows_is_used(checkout: Checkout):
     """It gets its own virtual environment, with the extra gpu."""
     add_nvidia_smi(checkout, SMI)
-    assert run_demo(checkout) == (".venv-gpu .[export,gpu]", ON_GPU)
+    assert run_demo(checkout) == (".venv-gpu .[export,gpu,serve]", ON_GPU)
 
 
 def test_a_gpu_that_the_driver_counts_is_used(checkout: Checkout):
     """A container may have no nvidia-smi."""
-    assert run_demo(checkout, STATUS_OF_STDIN="0") == (".venv-gpu .[export,gpu]", ON_GPU)
+    assert run_demo(checkout, STATUS_OF_STDIN="0") == (".venv-gpu .[export,gpu,serve]", ON_GPU)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_the_cpu_is_used_otherwise(
     checkout: Checkout, answer: str, status: int, flags: list[str], environment: dict[str, str]
 ):
     add_nvidia_smi(checkout, answer, status)
-    assert run_demo(checkout, *flags, **environment) == (".venv .[cpu,export]", ON_CPU)
+    assert run_demo(checkout, *flags, **environment) == (".venv .[cpu,export,serve]", ON_CPU)
 
 
 def test_without_nvidia_smi_the_chosen_model_runs_on_the_cpu(checkout: Checkout):
     installed, calls = run_demo(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4")
-    assert installed == ".venv .[cpu,export]"
+    assert installed == ".venv .[cpu,export,serve]"
     names = ("smollm2-135m", "qwen2.5-coder-0.5b")
     assert calls == [call.replace(*names).replace("w8a8", "int4") for call in ON_CPU]
 
