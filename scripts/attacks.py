@@ -1,6 +1,6 @@
 """Measures how another client's hostile requests delay a client's stream of tokens.
 
-    python scripts/attacks.py build/smollm2-135m-w8a8 --threads 2
+    python scripts/attacks.py build/smollm2-135m-int4 --threads 2
 
 The script starts `pass-run serve` on a free loopback port. A client, the victim, streams
 completions, while another process repeats an attack. Each row of the table is an attack: the

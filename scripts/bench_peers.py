@@ -1,8 +1,8 @@
 """Compares the speed of a bundle's plans with plain decoding and with other engines.
 
     pip install -e '.[cpu,export,peers]'
-    python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --genai build/genai/int4
-    python scripts/bench_peers.py build/smollm2-135m-w8a8 --threads 2 --clients 1 --clients 8
+    python scripts/bench_peers.py build/smollm2-135m-int4 --threads 2 --genai build/genai/int4
+    python scripts/bench_peers.py build/smollm2-135m-int4 --threads 2 --clients 1 --clients 8
 
 The prompts are the first chat, text and code prompts of `pass-train evaluate`; chat prompts get the
 chat template. A contestant is a plan of a bundle, or another engine (a peer) with its settings. For

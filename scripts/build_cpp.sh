@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the C++ runtime in build/cpp on a Debian machine: installs what it needs, compiles, and
-# runs ctest.
+# Builds the C++ runtime and the CPU kernels in build/cpp on a Debian machine: installs what they
+# need, compiles, and runs ctest.
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; or address, undefined, or both
@@ -44,7 +44,7 @@ mkdir -p "$cache"
 # --- packages of the system ----------------------------------------------------------------------
 packages() { # installs those that are missing
     command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be installed already"; return; }
-    local wanted=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
+    local wanted=(g++ cmake ninja-build python3 nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
     for name in "${wanted[@]}"; do
         dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q "ok installed" || missing+=("$name")
     done

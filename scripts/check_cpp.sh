@@ -79,7 +79,7 @@ fuzz)
         -DPASS_FUZZ=ON -DPASS_TESTS=OFF
     mkdir -p "$fuzzer/corpus"
     [ -z "${MANIFEST:-}" ] || cp "$MANIFEST" "$fuzzer/corpus/given.json"
-    [ -n "$(ls "$fuzzer/corpus")" ] || echo '{"format": "pass-bundle", "version": 3}' >"$fuzzer/corpus/small.json"
+    [ -n "$(ls "$fuzzer/corpus")" ] || echo '{"format": "pass-bundle", "version": 4}' >"$fuzzer/corpus/small.json"
     # cmake keeps the compiler of its first run in a directory, whatever CXX says.
     if grep -q '^CMAKE_CXX_COMPILER:.*clang' "$fuzzer/CMakeCache.txt"; then
         "$fuzzer/manifest_fuzz" -max_total_time="${1:-60}" -max_len=200000 -verbosity=0 -print_funcs=0 \

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-NORMS = ("RMSNormalization", "SkipSimplifiedLayerNormalization")
+NORMS = ("RMSNormalization", "SkipSimplifiedLayerNormalization", "AddNorm")
 KEYS, ADAPTER = "present_key.", "adapter.lora_A."
 """How the names of a layer's output for the KV cache, and of the adapter's matrices A, begin."""
 

@@ -6,9 +6,10 @@
 #     scripts/demo.sh [--model NAME] [--cpu]
 #
 # On a machine with an NVIDIA GPU it runs in fp16 on the GPU, in an environment with the CUDA
-# libraries, .venv-gpu. Otherwise, and with --cpu, it runs in w8a8 on the CPU, in .venv;
-# PASS_WEIGHTS=full|int8|int4|source|w8a8 chooses another format. --model names another model of
-# models/registry.toml: qwen2.5-coder-0.5b has trained look-ahead weights too.
+# libraries, .venv-gpu. Otherwise, and with --cpu, it runs in int4 on the CPU, in .venv, with kernels
+# that a C++ compiler builds (without one it is slower); PASS_WEIGHTS=full|int8|int4 chooses another
+# format. --model names another model of models/registry.toml: qwen2.5-coder-0.5b has trained
+# look-ahead weights too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -31,7 +32,7 @@ if [ $device = cuda ]; then
 else
     venv=.venv
     VENV=$venv environment cpu export serve
-    weights=${PASS_WEIGHTS:-w8a8} # in w8a8, several rows cost little more than one, so drafts pay
+    weights=${PASS_WEIGHTS:-int4}
     format=(--weights "$weights") bundle=build/$model-$weights
 fi
 printf 'device: %s, format: %s\n' $device "${format[*]}"

@@ -2,7 +2,8 @@
 
 # environment EXTRA...: makes .venv (or $VENV) with these extras, and those that it has already, and
 # puts it on the PATH. Nothing is installed if the environment has all of them, and pyproject.toml,
-# constraints.txt and the interpreter have not changed.
+# constraints.txt and the interpreter have not changed. The CPU kernels are built if their sources
+# have changed; $kernels is the status of that.
 environment() {
     local python=${PYTHON:-python3} venv=${VENV:-.venv} extras stamp
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -25,6 +26,8 @@ environment() {
         echo "$stamp" >"$venv/pass-stamp"
     fi
     PATH="$PWD/$venv/bin:$PATH"
+    kernels=0
+    python runtime/kernels/build.py || kernels=$? # without them the CPU is slower
 }
 
 # Succeeds if nvidia-smi or the driver's library shows an NVIDIA GPU, and CUDA_VISIBLE_DEVICES does
@@ -39,4 +42,7 @@ raise SystemExit(cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or
 END
 }
 
-test_environment() { environment cpu export train serve tensorrt-rtx dev peers; }
+test_environment() {
+    environment cpu export train serve tensorrt-rtx dev peers
+    [ "$kernels" != 1 ] || exit 1 # the sources do not compile: tests would use an older library
+}

@@ -378,7 +378,7 @@ def genai(
 ) -> None:
     """Time onnxruntime-genai, without drafts, with BUNDLE's model and bench's prompts."""
     directory = build_genai(bundle, keep / f"genai-{device}" / precision, device)
-    with load(bundle, "cpu", weight_cache=False) as session:
+    with load(bundle, "cpu") as session:
         prompts = [encode(session, prompt) for prompt in read_prompt_set(FIRST_LOOK_PROMPTS)]
     write, texts = open_genai(directory, 0), []
     for ids in prompts:

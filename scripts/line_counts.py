@@ -16,7 +16,10 @@ PAGE = ROOT / "docs/architecture.md"
 MARKERS = ("<!-- lines -->\n", "<!-- end of lines -->\n")
 SPLIT_PACKAGES = ("runtime/pass_runtime", "exporter/pass_exporter")
 """Packages whose folders are rooms. Each of WHOLE_FOLDERS is one room."""
-WHOLE_FOLDERS = ("runtime/pass_server", "exporter/pass_trainer", "runtime/cpp", "scripts", "tests")
+WHOLE_FOLDERS = (
+    *("runtime/pass_server", "exporter/pass_trainer", "runtime/cpp", "runtime/kernels"),
+    *("scripts", "tests"),
+)
 SUFFIXES = {".py", ".sh", ".cpp", ".h", ".hpp", ".c", ".cmake"}
 
 

@@ -1,6 +1,6 @@
 """Load-tests `pass-run serve` with NVIDIA's aiperf, and measures the overhead of HTTP.
 
-    python scripts/serve_load.py build/smollm2-135m-w8a8 --threads 2
+    python scripts/serve_load.py build/smollm2-135m-int4 --threads 2
 
 aiperf, installed into an environment of its own (build/aiperf), measures the time to the first
 token (TTFT), the time between tokens (ITL) and tokens per second, by the number of clients, with

@@ -15,8 +15,8 @@
 #     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots are
 #                                         # in build/page
 #     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot
-#                                         # products, AVX2 or AVX, which qemu-user emulates; the
-#                                         # C++ program too, if it is built
+#                                         # products or AVX2, which qemu-user emulates: they write
+#                                         # the same text; the C++ program too, if it is built
 #     scripts/test.sh docs                # makes the pages (docs.sh); a dead link is an error
 #     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
@@ -26,6 +26,7 @@ workers=${PYTEST_WORKERS:-2}
 
 usual() {
     test_environment
+    [ "$kernels" = 0 ] || echo "NOT TESTED: the CPU kernels, which need a C++ compiler" >&2
     ruff check .
     ruff format --check .
     mypy
@@ -54,10 +55,16 @@ cpp() { # without check_cpp.sh fuzz, which takes minutes and is run by hand
     export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles}
     pytest -n "$workers" --dist loadfile tests/cpp
     [ "${1:-}" = --sanitizers ] || return 0
-    bash scripts/build_cpp.sh --sanitize address,undefined --target "pass-tests fake_gpu fake_ort" --no-tests
+    bash scripts/build_cpp.sh --sanitize address,undefined --target "pass-tests fake_gpu fake_ort replay" --no-tests
     timeout 300 build/cpp/address-undefined/pass-tests
     PASS_CPP_BUILD=build/cpp/address-undefined pytest -n "$workers" --dist loadfile \
         tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k "writes or fails or counts"
+    # The kernels have their sanitized build beside these programs.
+    local variant
+    for variant in avx512-vnni avx2 plain; do
+        PASS_KERNELS_CPU=$variant PASS_CPP_BUILD=build/cpp/address-undefined pytest -n 0 \
+            tests/cpp/test_cpp_replay.py -k int4
+    done
     bash scripts/build_cpp.sh --sanitize thread --target pass-tests --no-tests
     timeout 300 build/cpp/thread/pass-tests
 }

@@ -321,9 +321,9 @@ def rejection_bundle(subset_bundle: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
-    """`subset_bundle` exported in w8a8: it has the graphs of trees, but must refuse to run them."""
+    """`subset_bundle` exported in int8: it has the graphs of trees, but must refuse to run them."""
     model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
-    options = {"lookahead": 4, "lookahead_weights": weights, "weights": "w8a8"}
+    options = {"lookahead": 4, "lookahead_weights": weights, "weights": "int8"}
     return made_once(shared / "rounding", lambda output: export_bundle(model, output, **options))
 
 

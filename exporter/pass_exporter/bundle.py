@@ -240,7 +240,7 @@ def write_manifest(
     length, record = lookahead_weights.lookahead, lookahead_weights.record
     manifest = Manifest(
         format="pass-bundle",
-        version=3,
+        version=4,
         model=model,
         rule=rule,
         lookahead=LookaheadInfo(
@@ -338,8 +338,6 @@ def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
         lm_head=lm_head,
         layers={name: scheme for name, scheme in decoder.items() if scheme != usual},
         calibration=quantized.calibration,
-        activations="full" if spec.activations is None else "static_int8",
-        weight_only=quantized.weight_only,
     )
 
 

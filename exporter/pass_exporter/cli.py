@@ -80,7 +80,7 @@ ENGINE_FLAGS = combined(
     help="A zero point per block of int4 or int8 weights: smaller rounding errors, but not for "
     "TensorRT.  [default: only for int4 in fp32 without --engine]",
 )
-@flags_of(ExportConfig, "cuda_attention", "rule", "verify", "max_perplexity_ratio")
+@flags_of(ExportConfig, "target", "cuda_attention", "rule", "verify", "max_perplexity_ratio")
 @click.option(
     "--engine",
     type=click.Choice(tuple(LIBRARIES)),
@@ -119,6 +119,8 @@ def main(**options: Any) -> None:
             raise PassError(
                 "TensorRT does not support zero points: leave out --zero-points, or --engine"
             )
+        if options["target"] == "cpu":
+            raise PassError("--target cpu leaves out what engines are built from: leave it out")
         options["zero_points"] = False  # None may mean True
         _check_engine(engine)  # first, because finding the model takes longer
     if "max_perplexity_ratio" in given_names and options["verify"] is None:

@@ -20,6 +20,12 @@ MAX_BATCH_SIZE = 256
 WEIGHTS = tuple(SPECS)
 CUDA_ATTENTION = ("attention", GROUP_QUERY := "group-query")
 """The values of --cuda-attention (see `ExportConfig.cuda_attention`)."""
+REPLACED_WEIGHTS = {
+    "w8a8": "int8 or int4 (on CPUs both round activations, and need no ranges of them)",
+    "source": "int4 or int8 (both keep the codes of a .gguf file)",
+}
+"""Values of --weights that once existed, and what to choose in place of them."""
+TARGETS = ("any", "cpu")
 NO_CALIBRATION = "none"
 """The value of --calibrate with which weights are quantized without text."""
 
@@ -90,9 +96,9 @@ class ExportConfig(Options):
     weights: all but "full" quantize every linear layer's weight (see quantize/spec.py).
     zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding
     errors smaller but is not supported by TensorRT; None means True for int4 in fp32 (the dtype for
-    CPUs), and False otherwise.
-    calibrate: a text that guides the rounding of int4 weights, and gives w8a8 the ranges of its
-    activations.
+    CPUs), and False otherwise. Layers of a .gguf file whose codes have offsets keep them if this is
+    True, or None in fp32.
+    calibrate: a text that guides the rounding of int4 weights.
     rule: with "match" the text is that of plain decoding; "rejection" is the paper's rule: it
     accepts more sampled drafts, but only the distribution of texts is that of plain decoding.
     cuda_attention: see derived/cuda.py.
@@ -122,14 +128,14 @@ class ExportConfig(Options):
     )
     weights: str = option(
         "full",
-        "Format of weights. `full` keeps --dtype, `source` keeps the codes of a .gguf file.",
-        choices=WEIGHTS,
+        "Format of weights. `full` keeps --dtype; int4 and int8 keep the codes of a .gguf file.",
+        metavar=f"[{'|'.join(WEIGHTS)}]",
     )
     zero_points: bool | None = None
     calibrate: Path | None = option(
         None,
-        "For int4 and w8a8: a text file to calibrate on; `none`: round int4 to the nearest codes, "
-        "for large models on few cores.",
+        "For int4: a text file to calibrate on; `none`: round to the nearest codes, for large "
+        "models on few cores.",
         if_none="the model writes some text",
         metavar="TEXT",
     )
@@ -147,6 +153,12 @@ class ExportConfig(Options):
         allowed="above 0",
     )
     force: bool = option(False, "Replace an existing bundle.")
+    target: str = option(
+        "any",
+        "`cpu` leaves out trunk.onnx and its weights, which GPUs, engine builds and CPUs without "
+        "the toolkit's kernels need; in fp32 only.",
+        choices=TARGETS,
+    )
     revision: str | None = None
     cuda_attention: str | None = option(
         None,
@@ -158,28 +170,31 @@ class ExportConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.weights not in WEIGHTS:
+            instead = REPLACED_WEIGHTS.get(self.weights, f"one of {', '.join(WEIGHTS)}")
+            raise PassError(f"there is no --weights {self.weights}: choose {instead}")
         if self.cuda_attention == GROUP_QUERY and self.dtype != "fp16":
             raise PassError(
                 f"--cuda-attention {GROUP_QUERY} is for --dtype fp16: it has no kernel for others"
             )
+        if self.target == "cpu" and (self.dtype != "fp32" or self.weights == "fp8"):
+            raise PassError("--target cpu is for --dtype fp32, and --weights full, int8 and int4")
         if self.zero_points and self.weights not in ("int4", "int8"):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
-        if self.calibrate is not None and not SPECS[self.weights].reads_text:
-            raise PassError(
-                f"--calibrate is for --weights int4 and w8a8: {self.weights} needs no text"
-            )
-        if self._rounds_to_nearest and not SPECS[self.weights].gptq:
-            raise PassError(
-                f"--calibrate {NO_CALIBRATION} is for --weights int4: {self.weights} cannot do "
-                "without text"
-            )
+        if self.calibrate is not None and not SPECS[self.weights].gptq:
+            raise PassError(f"--calibrate is for --weights int4: {self.weights} needs no text")
 
     @property
     def spec(self) -> QuantSpec:
         """How `weights`, `zero_points` and `calibrate` say that weights are quantized."""
         spec = SPECS[self.weights]
-        spec = replace(spec, gptq=spec.gptq and not self._rounds_to_nearest)
-        default = self.weights == "int4" and self.dtype == "fp32"
+        in_fp32 = self.dtype == "fp32"
+        spec = replace(
+            spec,
+            gptq=spec.gptq and not self._rounds_to_nearest,
+            keeps_offsets=in_fp32 if self.zero_points is None else self.zero_points,
+        )
+        default = self.weights == "int4" and in_fp32
         zero_points = default if self.zero_points is None else self.zero_points
         return spec.with_zero_points() if zero_points else spec
 

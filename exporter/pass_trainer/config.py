@@ -12,7 +12,7 @@ from pass_runtime.bundle.values import Options, option
 from pass_runtime.errors import PassError
 
 AdapterKind = Literal["none", "lora"]
-WriteWith = Literal["auto", "torch", "w8a8"]
+WriteWith = Literal["auto", "torch", "int8"]
 WriteText = Literal["auto", "first", "between", "beside"]
 TrainDtype = Literal["fp32", "bf16"]
 Aim = Literal["distribution", "acceptance", "both"]
@@ -158,7 +158,7 @@ class TrainConfig(Options):
     )
     write_with: WriteWith = option(
         "auto",
-        "What writes training text: torch, or the model's w8a8 bundle. auto: w8a8 on a CPU with "
+        "What writes training text: torch, or the model's int8 bundle. auto: int8 on a CPU with "
         "one process, else torch.",
         choices=get_args(WriteWith),
     )

@@ -226,7 +226,7 @@ def _make_writer(
 
 
 def text_writer_name(config: TrainConfig, device: torch.device, processes: int) -> str:
-    """Return the name of the text writer. By default, the w8a8 bundle on a CPU; torch on a GPU, and
+    """Return the name of the text writer. By default, the int8 bundle on a CPU; torch on a GPU, and
     with several processes, because each process would export the bundle."""
     if config.write_with != "auto":
         return config.write_with

@@ -1,9 +1,8 @@
-"""Writes training text with the frozen model in torch or, 4 times as fast on a CPU, with the
-model's w8a8 bundle.
+"""Writes training text with the frozen model in torch or, much faster on a CPU, with the model's
+int8 bundle.
 
-The bundle's weights are rounded (its perplexity is 1.04 times the model's), but this changes only
-the text that is trained on. The distributions that look-ahead rows learn always come from the
-frozen model.
+The bundle's numbers are rounded, but this changes only the text that is trained on. The
+distributions that look-ahead rows learn always come from the frozen model.
 """
 
 from __future__ import annotations
@@ -85,13 +84,13 @@ class TorchTextWriter:
 
 
 class BundleTextWriter:
-    """Continues prompts in a session of the model's w8a8 bundle, SLOTS at a time.
+    """Continues prompts in a session of the model's int8 bundle, SLOTS at a time.
 
-    model, revision: what pass-export takes. The first call exports the bundle to `directory`/w8a8
+    model, revision: what pass-export takes. The first call exports the bundle to `directory`/int8
     if it is missing. max_tokens: the most tokens of a prompt and its continuation together.
     """
 
-    name = "w8a8"
+    name = "int8"
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class BundleTextWriter:
                 lookahead=1,  # The plan `ar` drafts nothing.
                 lookahead_weights=Path(BASELINE_NAME),
                 output=self._bundle,
-                weights="w8a8",
+                weights="int8",
                 revision=self._revision,
             )
             try:

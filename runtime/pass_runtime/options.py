@@ -164,14 +164,13 @@ class LoadOptions(Options):
     CUDA, else cpu. "cuda:1" is the second GPU.
     max_batch_size: the most sequences that decode together. max_queue: the most sequences that may
     wait. capacity: the KV capacity in tokens, which bounds the length of a sequence; a multiple of
-    4, as TensorRT needs. weight_cache: on the CPU, keep the packed weights of ONNX Runtime in the
-    user's cache directory, and memory-map them from there.
+    4, as TensorRT needs.
     logprobs_mode: log-probabilities are "raw", the model's own, or "processed", after constraints,
     biases and penalties (as vLLM's raw_logprobs and processed_logprobs); both before temperature
     and truncation.
     speculative_max_concurrency: if more sequences than this decode at a time, all of them are
     decoded plainly, whatever plans they name. prefix_cache: reuse K/V of earlier requests that
-    begin with the same tokens, on engines on which this changes no bit of the results (ONNX Runtime
+    begin with the same tokens, on engines on which this changes no bit of the results (our kernels
     on the CPU). verify: compare the hashes of the bundle's files with the manifest's; a file that
     was verified before and has not changed is not read again.
     """
@@ -195,11 +194,6 @@ class LoadOptions(Options):
     )
     capacity: int | None = option(
         None, "KV capacity of a sequence, in tokens: a multiple of 4.", if_none="the model's"
-    )
-    weight_cache: bool = option(
-        True,
-        "Do not share packed weights with other processes (CPU).",
-        flag="--no-weight-cache",
     )
     logprobs_mode: str = option(
         "raw",

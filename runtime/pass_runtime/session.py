@@ -341,7 +341,6 @@ def load_verified(
         max_batch_size=options.max_batch_size,
         capacity=options.capacity,
         verify=options.verify,
-        weight_cache=options.weight_cache,
     )
     return Session(
         manifest,

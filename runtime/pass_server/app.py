@@ -309,9 +309,10 @@ class PrometheusSink(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges, as the registry asks for them."""
-        for metric, value in read_gauges(self._session).items():
-            gauge = GaugeMetricFamily(metric.name, metric.description, labels=("model_name",))
-            gauge.add_metric((self._model,), value)
+        for metric, value, labels in read_gauges(self._session):
+            names = ("model_name", *metric.labels)
+            gauge = GaugeMetricFamily(metric.name, metric.description, labels=names)
+            gauge.add_metric((self._model, *labels), value)
             yield gauge
 
     def text(self) -> bytes:

@@ -95,19 +95,28 @@ SLOTS = Metric("gauge", "pass:slots", "The most sequences that can decode at a t
 GRAPHS_NOT_CAPTURED = Metric(
     "gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower."
 )
-GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED)
+KERNELS = Metric(
+    "gauge",
+    "pass:kernels_info",
+    "1, with the name of the kernels that run the model: on a CPU ours, or onnxruntime.",
+    ("name",),
+)
+GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED, KERNELS)
 
 
-def read_gauges(session: Session) -> dict[Metric, float]:
-    """Return the present values of the gauges: nobody records them, the session knows them."""
+def read_gauges(session: Session) -> list[tuple[Metric, float, tuple[str, ...]]]:
+    """Return the gauges' present values, and the values of their labels: nobody records them, the
+    session knows them."""
     usage = session.usage()
-    return {
+    kernels = KERNELS, 1.0, (usage.kernels,)
+    values = {
         RUNNING: usage.running,
         WAITING: usage.waiting,
         KV_CACHE_USAGE: usage.cache_share,
         SLOTS: usage.slots,
         GRAPHS_NOT_CAPTURED: usage.graphs_not_captured,
     }
+    return [*((metric, value, ()) for metric, value in values.items()), kernels]
 
 
 class MetricSink(Protocol):

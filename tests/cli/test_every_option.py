@@ -73,7 +73,6 @@ ENGINE = {
     "threads": Case(["--threads", 2], {"threads": 2}),
     "capacity": Case(["--capacity", 64], {"capacity": 64}),
     "verify": Case(["--trust-bundle"], {"verify": False}),
-    "weight_cache": Case(["--no-weight-cache"], {"weight_cache": False}),
 }
 LIMITS = {
     "max_batch_size": Case(["--max-batch-size", 3], {"max_batch_size": 3}),

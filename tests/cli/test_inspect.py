@@ -10,7 +10,7 @@ from pathlib import Path
 from pass_run import bundle_copy, output, refusal
 
 from pass_runtime import read_manifest
-from pass_runtime.backends.ort.kernels import find_kernels
+from pass_runtime.backends.ort.kernels import kernels_name
 from pass_runtime.bundle.manifest import EngineFile, EngineSet
 from pass_runtime.bundle.plan import make_cycle
 
@@ -31,7 +31,7 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
     modes, lookaheads = ("ar", "two-pass", "fused"), range(1, 9)
     cycles = [make_cycle(mode, lookahead) for mode in modes for lookahead in lookaheads]
     assert rows == {plan.name: plan.width for cycle in cycles for plan in cycle.plans}
-    assert printed["cpu"] == find_kernels(manifest)._asdict()
+    assert printed["kernels"] == (kernels_name() or "onnxruntime")
     assert printed["tools"]["onnxruntime"] and printed["verified"] is False
 
 
@@ -40,7 +40,7 @@ def test_the_table_describes_the_bundle(adapter_bundle: Path, tiny_bundle: Path)
     words = "llama|2 layers|float32|L=8|rank 4|match|trunk.onnx.data|fused-8|onnxruntime"
     for text in words.split("|"):
         assert text in table
-    assert f"this CPU {find_kernels(read_manifest(adapter_bundle))}" in table.replace("│ ", "")
+    assert f"kernels on this CPU {kernels_name() or 'onnxruntime'}" in table.replace("│ ", "")
     assert "untrained" in output("inspect", tiny_bundle)
 
 
@@ -86,8 +86,15 @@ def test_engines_are_listed_and_checked(tiny_bundle: Path, tmp_path: Path):
     assert "trunk.engine is missing" in refusal("inspect", copy, "--verify")
 
 
+def test_the_table_says_why_kernels_are_missing(tiny_bundle: Path, monkeypatch):
+    monkeypatch.setenv("PASS_KERNELS", "off")
+    table = " ".join(output("inspect", tiny_bundle).replace("│", "").split())
+    assert "onnxruntime (ours are missing: PASS_KERNELS is off)" in table
+    assert json.loads(output("inspect", tiny_bundle, "--json"))["kernels"] == "onnxruntime"
+
+
 def test_no_session_of_the_bundle_is_opened(tiny_bundle: Path):
-    """Only ONNX Runtime is imported, which runs tiny graphs to find the CPU's kernels."""
+    """ONNX Runtime is imported to load the kernels."""
     code = (
         "import sys; from click.testing import CliRunner; from pass_runtime.cli.main import main\n"
         f"assert CliRunner().invoke(main, ['inspect', {str(tiny_bundle)!r}]).exit_code == 0\n"

@@ -227,7 +227,7 @@ def test_a_missing_and_a_short_file_are_found(tiny_bundle: Path, tmp_path: Path)
 
 
 MANIFEST_CHANGES: dict[str, tuple[dict, str]] = {
-    "version": ({"version": 1}, "version 1 is not 3"),
+    "version": ({"version": 1}, "version 1 is not 4"),
     "unknown key": ({"speed": "warp"}, "unknown key 'speed'"),
     "noise": (
         {"noise": {"scheme": "other", "members": 8, "row": 16, "bits": 30}},

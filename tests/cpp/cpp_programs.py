@@ -19,9 +19,11 @@ def program_at(name: str) -> Path:
     return BUILD / name
 
 
-def generate(bundle: Path, count: int, *flags: str) -> subprocess.CompletedProcess[str]:
+def generate(
+    bundle: Path, count: int, *flags: str, program: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `pass-cpp generate --json` for `count` tokens after a fixed prompt."""
     fixed = "--prompt-ids 5,6,7 --device cpu --threads 1 --json --ignore-eos --plan fused "
     fixed += f"--max-new-tokens {count}"
-    command = [program_at("pass-cpp"), "generate", bundle, *fixed.split(), *flags]
+    command = [program or program_at("pass-cpp"), "generate", bundle, *fixed.split(), *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

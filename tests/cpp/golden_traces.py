@@ -124,7 +124,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         """Return a scene whose requests run one after another."""
         return {"name": name, "slots": 1, "requests": list(requests), **more}
 
-    trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDED_WEIGHTS["cpu"] else ()
+    trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDED_WEIGHTS else ()
     for plan in (*PLANS, *trees):
         name = " ".join(str(value) for value in plan.values())
         yield alone(

@@ -39,7 +39,6 @@ class LoadOptions(ctypes.Structure):
         ("capacity", c_int64),
         ("verify", c_int),
         ("text", c_int),
-        ("weight_cache", c_int),
         ("speculative_max_concurrency", c_int64),
         ("prefix_cache", c_int),
     )
@@ -151,8 +150,11 @@ def test_messages_reach_the_callback_and_tokens_can_be_polled(random_bundle: Pat
     library.pass_free(generation)
     library.pass_close(session)
     library.pass_set_log(None, None, 0)
-    assert messages and all(
-        level in (1, 2) and text.startswith(b"onnxruntime: ") for level, text in messages
+    [of_kernels] = [text for _, text in messages if text.startswith(b"kernels ")]
+    assert of_kernels.endswith(b"/libpass_kernels.so")
+    assert len(messages) > 1 and all(
+        level in (1, 2) and (text == of_kernels or text.startswith(b"onnxruntime: "))
+        for level, text in messages
     )
 
     opening.device = b"cpu:1"

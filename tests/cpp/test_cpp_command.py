@@ -274,7 +274,7 @@ def shown_in_a_terminal(program: Path, *arguments: object) -> tuple[str, str]:
 def test_a_trunk_that_cannot_be_loaded_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
     """The error comes while ONNX Runtime's threads start, and the program ends all the same."""
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
-    trunk = bundle / "trunk.cpu.one.onnx"
+    trunk = bundle / "trunk.cpu.onnx"
     content = trunk.read_bytes()
     trunk.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
     message = refusal(

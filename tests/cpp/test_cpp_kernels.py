@@ -1,43 +1,85 @@
-"""The C++ runtime describes this CPU's kernels as `pass-run inspect` does; tests/cpus: other
-CPUs."""
+"""The C++ runtime finds the library of CPU kernels, and without it runs the portable trunk."""
 
 from __future__ import annotations
 
-import subprocess
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from cpp_programs import program_at
+from cpp_programs import BUILD, generate
 
-from pass_runtime.bundle.manifest import FILE_NAME, QuantizationInfo, SchemeInfo
-from pass_runtime.bundle.read import read_manifest
-from pass_runtime.cli.main import main
+from pass_runtime import GenerateOptions, load
+from pass_runtime.bundle.manifest import FILE_NAME
 
-WEIGHTS = {
-    "full": None,
-    "w8a8": SchemeInfo(numbers="int8", block_size=None, zero_points=False),
-    "int8": SchemeInfo(numbers="int8", block_size=32, zero_points=False),
-    "int4": SchemeInfo(numbers="int4", block_size=32, zero_points=True),
-}
+LIBRARY = "libpass_kernels.so"
+HOW_TO_GET = "run scripts/build_cpp.sh, or set PASS_KERNELS to the path of a libpass_kernels.so\n"
 
 
-def test_kernels_are_described_as_in_python(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def tokens(bundle: Path, *flags: str) -> tuple[list[int], str]:
+    """Return the tokens of a text, and what was written to standard error."""
+    done = generate(bundle, 12, *flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["token_ids"], done.stderr
+
+
+@pytest.mark.parametrize("variant", [None, "plain"])
+def test_the_text_is_that_of_python(
+    random_bundle: Path, variant: str | None, monkeypatch: pytest.MonkeyPatch
 ):
-    manifest, bundles = read_manifest(tiny_bundle), []
-    for weights, scheme in WEIGHTS.items():
-        info = None if scheme is None else QuantizationInfo(grid=scheme, lm_head=None)
-        model = manifest.model.model_copy(update={"weights": weights, "quantization": info})
-        bundles.append(tmp_path / weights)
-        bundles[-1].mkdir()
-        text = manifest.model_copy(update={"model": model}).model_dump_json()
-        (bundles[-1] / FILE_NAME).write_text(text, encoding="utf-8")
-    monkeypatch.setenv("COLUMNS", "300")  # so that no row of the table is broken
-    done = subprocess.run(
-        [program_at("kernels"), *bundles], capture_output=True, text=True, check=True, timeout=60
+    with load(random_bundle, "cpu", threads=1) as session:
+        options = GenerateOptions(12, plan="fused", ignore_eos=True)
+        expected = session.generate_ids([5, 6, 7], options).result().token_ids
+    if variant is not None:
+        monkeypatch.setenv("PASS_KERNELS_CPU", variant)
+    written, logged = tokens(random_bundle, "--verbose")
+    assert written == expected
+    assert (
+        f"pass: kernels {variant or ''}" in logged
+        and f" of {BUILD.resolve() / LIBRARY}\n" in logged
     )
-    for bundle, description in zip(bundles, done.stdout.splitlines(), strict=True):
-        shown = CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
-        [row] = [line for line in shown.splitlines() if "this CPU" in line]
-        assert description in row
+    assert tokens(random_bundle)[1] == ""
+
+
+def test_an_installed_program_finds_the_installed_library(random_bundle: Path, tmp_path: Path):
+    """The test `consumer` of ctest installs the package."""
+    installed = BUILD / "consumer/installed"
+    if not (installed / "bin/pass-cpp").exists():
+        pytest.skip("nothing is installed: run scripts/build_cpp.sh")
+    shutil.copytree(installed, tmp_path / "installed")
+    done = generate(random_bundle, 4, "--verbose", program=tmp_path / "installed/bin/pass-cpp")
+    [library] = (tmp_path / "installed").rglob(LIBRARY)
+    assert f" of {library}\n" in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["off", "/nowhere.so", "libm.so.6"])
+def test_without_kernels_one_line_says_so(
+    random_bundle: Path, setting: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PASS_KERNELS", setting)
+    written, logged = tokens(random_bundle)
+    assert len(written) == 12
+    assert re.fullmatch(
+        r"pass: ONNX Runtime's kernels run in place of ours, which are missing \(.*"
+        f"{re.escape(setting)}.*"
+        rf"\): passes are slower, and near-ties may flip; {HOW_TO_GET}",
+        logged,
+    ), logged
+
+
+def test_a_bundle_for_the_cpu_alone_needs_kernels(
+    random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bundle = shutil.copytree(random_bundle, tmp_path / "bundle")
+    document = json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+    del document["files"]["trunk.onnx"]
+    (bundle / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+    (bundle / "trunk.onnx").unlink()
+    assert tokens(bundle) == tokens(random_bundle)
+    monkeypatch.setenv("PASS_KERNELS", "off")
+    done = generate(bundle, 1)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {bundle} cannot run: its kernels are missing (PASS_KERNELS is off): {HOW_TO_GET}"
+    )

@@ -61,4 +61,4 @@ def test_a_damaged_model_behind_a_link_is_refused(random_bundle: Path, tmp_path:
     (bundle / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
     done = generate(bundle, 8)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert ("trunk.onnx.away is missing" in done.stderr) == (damage == "other weights"), done.stderr
+    assert ("trunk.onnx.away" in done.stderr) == (damage == "other weights"), done.stderr

@@ -47,8 +47,6 @@ QUANTIZATION = {
     "lm_head": {"numbers": "int8", "block_size": None, "zero_points": False, "offsets": False},
     "layers": {"model.layers.0.mlp": {"numbers": "int8", "block_size": 32, "zero_points": False}},
     "calibration": None,
-    "activations": "static_int8",
-    "weight_only": ["lm_head"],
 }
 
 
@@ -235,7 +233,7 @@ NO_MANIFESTS = {
     "cut": b'{"a": "\xe2\x82',
     "overlong": b"\xc0\x80",
     "version": b'{"format": "pass-bundle", "version": [1, {"a": null}]}',
-    "float": b'{"format": "pass-bundle", "version": 3.0}',
+    "float": b'{"format": "pass-bundle", "version": 4.0}',
     "keys": '{"\u00fcber\\n\\t mut \u2028 \'": 1}'.encode(),
 }
 

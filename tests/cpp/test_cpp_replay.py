@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import golden_traces
@@ -20,7 +21,7 @@ EXPORTS = {
     "fp32": {"adapter": True},
     "trees": {"adapter": True, "vocab_size": 1024},
     "int4": {"weights": "int4", "rule": "rejection"},
-    "w8a8": {"weights": "w8a8"},
+    "int8": {"weights": "int8"},
 }
 LARGE_MODEL_SCENES = (
     "fused both: every sampler",
@@ -28,6 +29,7 @@ LARGE_MODEL_SCENES = (
     "what a slot gave up",
     "auto",
 )
+PORTABLE_SCENES = ("fused: every sampler", "a kept prefix, which is asked for", "a batch")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +42,7 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     """Return a function that exports the bundle of a name in EXPORTS, with L=4."""
     directory = tmp_path_factory.mktemp("golden")
 
+    @cache
     def make(name: str) -> Path:
         options = dict(EXPORTS[name])
         sizes = {"vocab_size": options.pop("vocab_size")} if "vocab_size" in options else {}
@@ -101,6 +104,17 @@ def test_replayed_results_are_those_of_python(
     done = replay(program, exported, traces, scenes)
     assert done.returncode == 1
     assert done.stdout.endswith(": 2 differences\n")
+
+
+@pytest.mark.slow
+def test_replays_what_python_does_without_kernels(
+    program: Path, bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASS_KERNELS", "off")
+    exported = bundle("int4")
+    scenes = golden_traces.record(exported, tokens=12, names=PORTABLE_SCENES)
+    done = replay(program, exported, tmp_path / "traces.jsonl", scenes)
+    assert done.stdout.endswith(" requests: equal\n"), done.stdout
 
 
 @pytest.mark.slow

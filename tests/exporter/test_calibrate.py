@@ -1,5 +1,4 @@
-"""Calibration of int8 activations: the text that a model writes for it, the use of bf16 where CPUs
-have it, and the scales with their losses."""
+"""Calibration text: what a model writes, in bf16 where CPUs have it, and what a file gives."""
 
 from __future__ import annotations
 
@@ -7,24 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from export_process import command, error_line
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import make_model
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.registry import resolve
-from pass_exporter.quantize import bf16, calibrate, text
-from pass_exporter.quantize.bf16 import bf16_autocast, bf16_copy, uses_bf16
-from pass_exporter.quantize.calibrate import (
-    CLIPS,
-    StaticScale,
-    channel_maxima,
-    round_activations,
-    static_scales,
-)
-from pass_exporter.quantize.points import QuantPoint, find_points
-from pass_exporter.quantize.spec import INT8_BY_OUTPUT
-from pass_exporter.quantize.text import own_ids
+from pass_exporter.quantize import bf16, text
+from pass_exporter.quantize.bf16 import bf16_copy, uses_bf16
+from pass_exporter.quantize.text import file_ids, own_ids
 
 
 def no_report(_done: int, _steps: int) -> None:
@@ -49,8 +40,6 @@ def test_bf16_is_used_for_fp32_models_on_cpus_that_have_it(
         set_bf16(monkeypatch, has_bf16=has_bf16)
         assert uses_bf16(loaded.model) == has_bf16
         assert not uses_bf16(fp16)
-        with bf16_autocast(loaded.model):
-            assert torch.is_autocast_enabled("cpu") == has_bf16
 
 
 @pytest.mark.skipif(
@@ -121,45 +110,27 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(seed: int):
     assert not drawn_shares[shares == 0].any()
 
 
-def scales_of(loaded: LoadedModel) -> dict[QuantPoint, StaticScale]:
-    """Return the scales of all points, calibrated on the same eight sequences of 24 ids."""
-    model, ids = loaded.model, torch.arange(8 * 24).reshape(8, 24) % 300
-    maxima = channel_maxima(model, find_points(model), ids[:4], no_report)
-    return static_scales(model, maxima, INT8_BY_OUTPUT, ids[4:], no_report)
+def test_a_file_is_cut_into_sequences_for_calibration(loaded: LoadedModel):
+    sentences = "The quick brown fox jumps over the lazy dog. " * 1000
+    assert file_ids(loaded.tokenizer, sentences).shape == (24, 256)
 
 
-def test_scales_do_not_depend_on_the_size_of_batches(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "weights", "error"),
+    [
+        ("short.txt", "int4", "give one of at least 512"),
+        ("empty.txt", "int4", "--calibrate needs text"),
+        ("missing.txt", "int4", "No such file"),
+        ("short.txt", "full", "--calibrate is for --weights int4: full needs no text"),
+        ("none", "int8", "--calibrate is for --weights int4: int8 needs no text"),
+    ],
+)
+def test_unusable_text_for_calibration_is_refused(
+    tiny_model: Path, tmp_path: Path, file: str, weights: str, error: str
 ):
-    set_bf16(monkeypatch, has_bf16=False)
-    monkeypatch.setattr(calibrate, "BATCH_TOKENS", 1)
-    one_by_one = scales_of(loaded)
-    monkeypatch.setattr(calibrate, "BATCH_TOKENS", 1000)
-    for point, static in scales_of(loaded).items():
-        assert one_by_one[point].scale == pytest.approx(static.scale, rel=1e-5)
-        assert one_by_one[point].loss == pytest.approx(static.loss, rel=1e-3)
-
-
-def test_calibration_in_bf16_gives_nearly_the_same_scales_and_losses(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-):
-    set_bf16(monkeypatch, has_bf16=False)
-    expected = scales_of(loaded)
-    set_bf16(monkeypatch, has_bf16=True)
-    for point, static in scales_of(loaded).items():
-        assert static.loss == pytest.approx(expected[point].loss, rel=0.2), point
-        assert static.scale == pytest.approx(expected[point].scale, rel=0.3), point
-
-
-def test_the_losses_of_clipping_summed_in_chunks_are_those_of_a_plain_sum(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    random = torch.Generator().manual_seed(0)
-    x, gradient = (torch.randn(3, 7, 11, generator=random) for _ in range(2))
-    monkeypatch.setattr(calibrate, "CHUNK_ELEMENTS", 50)
-    losses = calibrate._clip_losses(x, gradient, 0.02)
-    weight = (gradient / calibrate.LOSS_SCALE).square() / 2  # of a squared error in the loss
-    expected = [
-        float((weight * (round_activations(x, 0.02 * clip) - x).square()).sum()) for clip in CLIPS
-    ]
-    assert losses.tolist() == pytest.approx(expected, rel=1e-5)
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "empty.txt").write_text("\n")
+    flags = ("--model", tiny_model, "--weights", weights, "-o", tmp_path / "bundle", "--calibrate")
+    given = file if file == "none" else tmp_path / file
+    assert error in error_line(command(*flags, given))
+    assert not (tmp_path / "bundle").exists()

@@ -16,7 +16,7 @@ from host_values import copied_values
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle.read import read_manifest
 
-FORMATS = ("int4", "w8a8", "fp16")
+FORMATS = ("int4", "int8", "fp16")
 BUNDLES = ("tiny", "adapter", "head", "subset", "rejection", *FORMATS)
 
 

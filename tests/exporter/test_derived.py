@@ -1,209 +1,389 @@
-"""The trunks for CPUs, which are derived from the portable trunk, trunk.onnx: their operators, and
-that their results are those of the portable trunk."""
+"""The trunk for CPUs: it computes what the portable trunk does, of few nodes, and a row's bits
+depend on nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
-from trunk_graphs import LENGTHS, check_widths, count, load_graph, optimized_graph, run_trunk
+import torch
+from trunk_graphs import count, load_graph
 
-from conftest import export_bundle, make_model
+from conftest import VOCAB_SIZE, SilentProgress, make_model, randomize_vectors
+from pass_exporter.derived.cpu import CPU_FILE, write_trunk_for_cpu
+from pass_exporter.export import TRUNK_FILE
+from pass_exporter.model.adapter import Adapter, linear_layers
+from pass_exporter.model.families import SUPPORTED_FAMILIES
+from pass_exporter.model.load import load_model
+from pass_exporter.model.lookahead import mean_embedding
+from pass_exporter.model.registry import resolve
+from pass_exporter.quantize.rewrite import rewrite
+from pass_exporter.quantize.run import quantize
+from pass_exporter.quantize.spec import SPECS
+from pass_exporter.trunk.graph import move_weights
+from pass_exporter.trunk.trace import trace_trunk
+from pass_runtime.backends.ort.kernels import find_kernels, library
+from pass_runtime.bundle.manifest import DerivedTrunk
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
-from pass_runtime.bundle.read import read_manifest
+from pass_trainer.drafter import ADAPTED_LAYERS
+from trunk_feeds import trunk_feed
 
-PLANS = [*make_cycle("fused", 3).plans, *make_cycle("two-pass", 2).plans, prefill_plan(16)]
+needs_kernels = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {find_kernels()}")
+FORMATS = {"full": 1e-5, "int8": 0.03, "int4": 0.03}
+"""The largest relative error of outputs. Products of codes round activations to 8 bits."""
+RANK, LOOKAHEAD = 4, 4
+NO_ADAPTER, ALL_LAYERS = (), ("q_proj", "v_proj", "qkv_proj", "up_proj", "gate_up_proj")
+"""Layers that an adapter changes, by the last part of their names. The layers k and gate, whose
+products are joined with those of adapted layers, have none."""
+ALL_LAYERS += tuple(ADAPTED_LAYERS)
+CHANGED_SETTINGS = {
+    "gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+}
+NODES = {
+    "llama": (4, 7, 22),
+    "mistral": (4, 7, 22),
+    "qwen2": (4, 7, 22),
+    "qwen3": (4, 14, 29),
+    "phi3": (4, 7, 22),
+    "gemma": (4, 7, 22),
+    "gemma3_text": (4, 16, 29),
+    "olmo2": (3, 12, 25),
+}
+"""Numbers of nodes by family: all but the layers, a layer, and a layer in the format `full`, whose
+products do not take in the adapter."""
+PLANS = [
+    *make_cycle("ar", 0).plans,
+    *make_cycle("fused", 3).plans,
+    *make_cycle("two-pass", 2).plans,
+    *make_cycle("tree-5", 4).plans,
+    prefill_plan(16),
+    prefill_plan(64),
+]
+ENTRIES = (140, 9)
+"""The number of cache entries before the window, for each of two slots."""
+by_format = pytest.mark.parametrize("weights", FORMATS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model and how it is exported. adapted: the layers that the adapter changes."""
+
+    family: str
+    weights: str
+    adapted: tuple[str, ...] = tuple(ADAPTED_LAYERS)
+    settings: tuple[tuple[str, Any], ...] = ()
+    shared: bool = True
+
+
+@dataclass
+class Trunks:
+    """The portable trunk and the one for CPUs, in a directory."""
+
+    directory: Path
+    entry: DerivedTrunk
+    sessions: dict[str, ort.InferenceSession] = field(default_factory=dict)
+
+    def run(
+        self,
+        file: str,
+        plan: Plan,
+        slots: Sequence[int] = (0, 1),
+        capacity: int = 256,
+        *,
+        in_place: bool = False,
+        rows: Sequence[int] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return the outputs by name, for a window after ENTRIES random entries of the cache.
+
+        in_place: whether the caches are inputs and outputs in the same memory. rows: the look-ahead
+        rows, if they are not those of the plan.
+        """
+        session, rng = self.open(file), np.random.default_rng(0)
+        tokens = rng.integers(0, VOCAB_SIZE, (len(ENTRIES), 64))[list(slots)]
+        lengths, past = [ENTRIES[slot] for slot in slots], []
+        for value in session.get_inputs():
+            if value.name.startswith("past_"):
+                heads, size = value.shape[1], value.shape[3]
+                entries = rng.standard_normal((len(ENTRIES), heads, max(ENTRIES), size))
+                past.append(np.zeros((len(slots), heads, capacity, size), np.float32))
+                for cache, slot, length in zip(past[-1], slots, lengths, strict=True):
+                    cache[:, :length] = entries[slot, :, :length]
+        feed = trunk_feed(session, plan, tokens, lengths, past)
+        if rows is not None:
+            feed["lookahead_rows"] = np.array(rows, np.int64)
+        if not in_place:
+            names = [output.name for output in session.get_outputs()]
+            return dict(zip(names, session.run(None, feed), strict=True))
+        binding = session.io_binding()
+        binding.bind_output("logits")
+        for name, array in feed.items():
+            value = ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_input(name, value)
+            if name.startswith("past_"):
+                binding.bind_ortvalue_output(name.replace("past", "present"), value)
+        session.run_with_iobinding(binding)
+        caches = {
+            name.replace("past", "present"): feed[name] for name in feed if name.startswith("past_")
+        }
+        return {"logits": binding.get_outputs()[0].numpy(), **caches}
+
+    def open(self, file: str) -> ort.InferenceSession:
+        if file not in self.sessions:
+            options = ort.SessionOptions()
+            options.log_severity_level, options.intra_op_num_threads = 3, 1
+            if file == CPU_FILE:
+                options.register_custom_ops_library(str(library()))
+            else:  # ONNX Runtime would round activations
+                options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            self.sessions[file] = ort.InferenceSession(
+                self.directory / file, options, providers=["CPUExecutionProvider"]
+            )
+        return self.sessions[file]
+
+    @cached_property
+    def graph(self) -> onnx.GraphProto:
+        return load_graph(self.directory / CPU_FILE)
+
+    def node_counts(self) -> tuple[int, int]:
+        """Return the number of nodes apart from the layers, and of a layer."""
+        places = [i for i, node in enumerate(self.graph.node) if node.op_type == "WindowAttention"]
+        layer = places[1] - places[0]
+        return len(self.graph.node) - layer * len(places), layer
+
+
+def external_files(graph: Path) -> dict[str, str]:
+    """Return the file of each weight that is not in the graph's own file."""
+    return {
+        each.name: {entry.key: entry.value for entry in each.external_data}["location"]
+        for each in load_graph(graph).initializer
+        if each.external_data
+    }
+
+
+def random_adapter(model: torch.nn.Module, layers: Sequence[str]) -> Adapter | None:
+    generator, factors = torch.Generator().manual_seed(1), {}
+    for name, layer in linear_layers(model).items():
+        if name.rpartition(".")[2] in layers:
+            a = torch.randn(RANK, layer.in_features, generator=generator)
+            b = torch.randn(layer.out_features, RANK, generator=generator)
+            factors[name] = (a * 0.2, b * 0.1)
+    return Adapter(factors).requires_grad_(False) if factors else None
+
+
+def derive(directory: Path, case: Case) -> Trunks:
+    """Make the model, and write its trunks."""
+    settings = CHANGED_SETTINGS.get(case.family, {}) | dict(case.settings)
+    model = directory / "model"
+    # Larger weights would enlarge the errors of rounding.
+    make_model(model, case.family, **settings | {"initializer_range": 0.05})
+    randomize_vectors(model)
+    source = resolve(str(model))
+    loaded = load_model(source, "fp32")
+    lookahead = mean_embedding(loaded.model, LOOKAHEAD)
+    generator = torch.Generator().manual_seed(2)
+    lookahead = replace(
+        lookahead,
+        embeddings=torch.randn(lookahead.embeddings.shape, generator=generator) * 0.1,
+        adapter=random_adapter(loaded.model, case.adapted),
+    )
+    spec = replace(SPECS[case.weights], gptq=False)
+    quantized = quantize(loaded, lookahead, spec, source, None, SilentProgress())
+    portable, weight_parts = trace_trunk(loaded.model, lookahead)
+    for_cpu = portable.clone()
+    rewrite(portable, weight_parts, quantized)
+    move_weights(portable, directory / TRUNK_FILE)
+    ir.save(portable, directory / TRUNK_FILE)
+    shared = portable.graph if case.shared else None
+    sizes = loaded.geometry
+    entry = write_trunk_for_cpu(
+        for_cpu, directory, weight_parts, quantized, sizes.max_capacity, sizes.windows, shared
+    )
+    return Trunks(directory, entry)
 
 
 @pytest.fixture(scope="module")
-def int4_bundle(in_format: Callable[[str], Path]) -> Path:
-    return in_format("int4")
+def trunks(tmp_path_factory: pytest.TempPathFactory, traces: None) -> Callable[..., Trunks]:
+    """A function that derives the trunk of a Case once."""
+    made: dict[Case, Trunks] = {}
+
+    def of(*arguments: Any, **options: Any) -> Trunks:
+        case = Case(*arguments, **options)
+        if case not in made:
+            made[case] = derive(tmp_path_factory.mktemp(case.family), case)
+        return made[case]
+
+    return of
 
 
-ONE, BATCHES = 1, 2
-"""Numbers of slots. A session with one slot runs another trunk than a session with more."""
-for_both_trunks = pytest.mark.parametrize("slots", [ONE, BATCHES])
+Of = Callable[..., Trunks]
 
 
-def graphs(bundle: Path, slots: int = BATCHES) -> tuple[onnx.GraphProto, onnx.GraphProto]:
-    """Return the portable trunk, and the trunk that a CPU session with `slots` slots runs."""
-    manifest = read_manifest(bundle)
-    files = (manifest.trunk.file, manifest.trunk_file("cpu", slots))
-    portable, derived = (onnx.load(bundle / file, load_external_data=False) for file in files)
-    assert portable.metadata_props == derived.metadata_props
-    return portable.graph, derived.graph
+def relative_errors(trunks: Trunks, plan: Plan) -> dict[str, float]:
+    """Return the error of each output of the trunk for CPUs: the root of its mean square. Of
+    caches, entries up to the end of the window count."""
+    portable, derived = (trunks.run(file, plan) for file in (TRUNK_FILE, CPU_FILE))
+    assert portable.keys() == derived.keys()
+    errors = {}
+    for name, expected in portable.items():
+        difference = derived[name] - expected
+        if name != "logits":
+            for slot, entries in enumerate(ENTRIES):
+                for tensor in (difference, expected):
+                    tensor[slot, :, entries + plan.width :] = 0
+        errors[name] = float(np.linalg.norm(difference) / np.linalg.norm(expected))
+    return errors
 
 
-def query_operators(graph: onnx.GraphProto) -> set[str]:
-    """Return the types of the nodes whose outputs are the queries of attention."""
-    makers = {name: node.op_type for node in graph.node for name in node.output}
-    return {makers[node.input[0]] for node in graph.node if node.op_type == "Attention"}
+def check(trunks: Trunks, weights: str) -> None:
+    """Assert that the trunk for CPUs computes what the portable one does, and that the bits of a
+    row depend on nothing else."""
+    for plan in PLANS:
+        errors = relative_errors(trunks, plan)
+        assert max(errors.values()) < FORMATS[weights], (plan.name, errors)
+    check_bits(trunks)
 
 
-@for_both_trunks
-def test_derived_trunks_read_the_weights_of_the_portable_trunk(int4_bundle: Path, slots: int):
-    portable, derived = (
-        {tensor.name: tensor.external_data for tensor in graph.initializer if tensor.external_data}
-        for graph in graphs(int4_bundle, slots)
-    )
-    assert derived == portable
-    assert not list(int4_bundle.glob("trunk.cpu*.data"))
+def check_bits(trunks: Trunks) -> None:
+    """Assert that a row has the same bits in every plan, batch and capacity."""
+    ar, *others = PLANS
+    expected = trunks.run(CPU_FILE, ar)
+    for plan in others:
+        both = trunks.run(CPU_FILE, plan)
+        np.testing.assert_array_equal(both["logits"][:, 0], expected["logits"][:, 0])
+        for slot, entries in enumerate(ENTRIES):
+            end = entries + plan.width
+            for capacity, in_place in ((end, False), (end + 5, True)):
+                one = trunks.run(CPU_FILE, plan, [slot], capacity, in_place=in_place)
+                np.testing.assert_array_equal(one["logits"][0], both["logits"][slot])
+                for name in both.keys() - {"logits"}:
+                    np.testing.assert_array_equal(one[name][0, :, :end], both[name][slot, :, :end])
 
 
-def test_the_query_heads_of_a_key_head_are_rows_of_one_product(int4_bundle: Path):
-    """ONNX Runtime rounds a product of a single row in another way than one of several rows, so
-    bits would depend on the plan. The portable trunk adds a row instead (Concat)."""
-    portable, derived = graphs(int4_bundle)
-    layers = read_manifest(int4_bundle).model.layers
-    assert query_operators(portable) == {"Concat"} and query_operators(derived) == {"Reshape"}
-    assert [count(each, "RotaryEmbedding") for each in (portable, derived)] == [2 * layers, layers]
-    assert count(derived, "Attention") == count(portable, "Attention") == layers
+families = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[] if family == "llama" else [pytest.mark.slow])
+        for family in SUPPORTED_FAMILIES
+    ],
+)
 
 
-def test_the_trunk_for_one_sequence_has_one_node_for_a_layers_attention(int4_bundle: Path):
-    portable, derived = graphs(int4_bundle, ONE)
-    assert count(derived, "GroupQueryAttention") == count(portable, "Attention") > 0
-    assert not any(
-        count(derived, op) for op in ("Attention", "TensorScatter", "RotaryEmbedding", "Split")
-    )
+@needs_kernels
+@by_format
+@families
+def test_families_compute_what_the_portable_trunk_does(trunks: Of, family: str, weights: str):
+    check(trunks(family, weights), weights)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_trunk_for_one_sequence_computes_what_the_portable_trunk_does(
-    int4_bundle: Path, plan: Plan
+@needs_kernels
+@pytest.mark.seldom
+@by_format
+@pytest.mark.parametrize("adapted", [NO_ADAPTER, ALL_LAYERS], ids=["no adapter", "all layers"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
+def test_families_with_other_adapters(
+    trunks: Of, family: str, tied: bool, adapted: tuple[str, ...], weights: str
 ):
-    """And the root's bits are the same for every width and capacity. A capacity of 41 just holds
-    some of the windows and a spare entry."""
-    expected, actual = (
-        run_trunk(int4_bundle, file, plan, exact=True)
-        for file in ("trunk.onnx", "trunk.cpu.one.onnx")
-    )
-    end = LENGTHS[0] + plan.width
-    np.testing.assert_allclose(actual[0], expected[0], atol=1e-5 * np.abs(expected[0]).max())
-    for derived, portable in zip(actual[1:], expected[1:], strict=True):  # the cache
-        np.testing.assert_allclose(
-            derived[:, :, :end], portable[:, :, :end], atol=1e-5 * np.abs(portable).max()
-        )
-    ar = make_cycle("ar", 0).plans[0]
-    root = run_trunk(int4_bundle, "trunk.cpu.one.onnx", ar, capacity=41)[0][0, 0]
-    for each, capacity in product((ar, plan), (41, 64, 320)):
-        logits = run_trunk(int4_bundle, "trunk.cpu.one.onnx", each, capacity=capacity)[0]
-        assert np.array_equal(logits[0, 0], root)
+    check(trunks(family, weights, adapted, (("tie_word_embeddings", tied),)), weights)
 
 
-@for_both_trunks
-def test_residuals_are_added_and_normalized_in_one_node(int4_bundle: Path, slots: int):
-    portable, derived = graphs(int4_bundle, slots)
-    layers = read_manifest(int4_bundle).model.layers
-    assert count(derived, "SkipSimplifiedLayerNormalization") == 2 * layers
-    assert count(portable, "RMSNormalization") == 2 * layers + 1
-    assert count(derived, "RMSNormalization") == 1  # of the embeddings, to which nothing is added
-
-
-@for_both_trunks
-def test_the_trunk_without_an_adapter_computes_the_same_bits(int4_bundle: Path, slots: int):
-    """A session runs it for passes without look-ahead rows."""
-    manifest = read_manifest(int4_bundle)
-    derived, plain = (
-        manifest.derived_trunk("cpu", slots, lookahead_rows=rows) for rows in (True, False)
-    )
-    assert derived is not None and plain is not None and derived.batch == plain.batch
-    small, large = (load_graph(int4_bundle / each.file) for each in (plain, derived))
-    assert count(large, "ScatterND") == 2 * manifest.model.layers and not count(small, "ScatterND")
-    verify = make_cycle("two-pass", 3).plans[1]
-    for plan in (make_cycle("ar", 0).plans[0], verify, prefill_plan(16)):
-        results = (run_trunk(int4_bundle, each.file, plan) for each in (derived, plain))
-        for expected, actual in zip(*results, strict=True):
-            # Of logits, the first 48 of each row; of the cache, 48 entries, which hold the window.
-            np.testing.assert_array_equal(actual[:, :, :48], expected[:, :, :48])
-
-
+@needs_kernels
 @pytest.mark.slow
-def test_a_bundle_without_an_adapter_has_one_trunk_for_all_passes(tmp_path: Path):
-    model = make_model(tmp_path / "model", num_hidden_layers=1)
-    manifest = read_manifest(export_bundle(model, tmp_path / "bundle", lookahead=2))
-    assert manifest.derived and all(each.lookahead_rows for each in manifest.derived)
-    chosen = [manifest.derived_trunk("cpu", ONE, lookahead_rows=rows) for rows in (True, False)]
-    assert chosen[0] == chosen[1]
+@by_format
+@pytest.mark.parametrize(
+    ("adapted", "settings"),
+    [
+        (NO_ADAPTER, {"tie_word_embeddings": True}),
+        (ALL_LAYERS, {"attention_bias": True, "mlp_bias": True}),
+        # Heads of k and v that share groups of columns with others; a width that is not rounded.
+        (
+            ALL_LAYERS,
+            {"num_key_value_heads": 1, "head_dim": 24, "intermediate_size": 80},
+        ),
+        (ADAPTED_LAYERS, {"hidden_act": "gelu", "num_key_value_heads": 4}),
+    ],
+    ids=["tied", "biases", "widths", "gelu"],
+)
+def test_settings(trunks: Of, adapted: Sequence[str], settings: dict[str, Any], weights: str):
+    check(trunks("llama", weights, tuple(adapted), tuple(settings.items())), weights)
 
 
-@pytest.mark.slow
-def test_the_queries_of_a_model_with_as_many_key_heads_as_query_heads_are_not_rewritten(
-    tmp_path: Path,
-):
-    model = make_model(tmp_path / "model", num_attention_heads=2, num_key_value_heads=2)
-    bundle = export_bundle(model, tmp_path / "bundle", lookahead=2, weights="int4")
-    portable, derived = graphs(bundle)
-    assert query_operators(portable) == query_operators(derived) == {"Concat"}
-    check_widths(bundle)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_the_trunk_for_batches_computes_what_the_portable_trunk_does(
-    int4_bundle: Path, plan: Plan, batch: int
-):
-    files = ("trunk.onnx", "trunk.cpu.onnx")
-    portable, derived = (run_trunk(int4_bundle, file, plan, batch, exact=True) for file in files)
-    for expected, actual in zip(portable, derived, strict=True):
-        np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["int4", "w8a8"])
-def test_widths_batches_and_capacities_do_not_change_bits(
-    in_format: Callable[[str], Path], weights: str
-):
-    check_widths(in_format(weights))
-
-
-@pytest.fixture(scope="module")
-def w8a8_bundle(in_format: Callable[[str], Path]) -> Path:
-    return in_format("w8a8")
-
-
-@for_both_trunks
-def test_every_product_of_8_bit_activations_is_fused(w8a8_bundle: Path, slots: int, tmp_path: Path):
-    """ONNX Runtime fuses products of codes in uint8 around 128, which the derived trunks have. The
-    portable trunk has int8 around 0, as TensorRT needs."""
-    _, derived = graphs(w8a8_bundle, slots)
-    file = read_manifest(w8a8_bundle).trunk_file("cpu", slots)
-    optimized = optimized_graph(w8a8_bundle / file, tmp_path)
-    restored = {node.output[0] for node in derived.node if node.op_type == "DequantizeLinear"}
-    products = [
-        node for node in derived.node if node.op_type == "MatMul" and {*node.input} <= restored
-    ]
-    assert count(optimized, "MatMulIntegerToFloat") == len(products) > 0
-    assert not count(optimized, "DequantizeLinear")
-
-
-@for_both_trunks
-def test_the_adapter_reads_the_codes_of_its_layer(w8a8_bundle: Path, slots: int, tmp_path: Path):
-    """A Gather selects the codes of the look-ahead rows. The portable trunk rounds these rows once
-    more for the adapter, at each of the adapter's places whose layer has 8-bit activations."""
-    portable, derived = graphs(w8a8_bundle, slots)
-    model = read_manifest(w8a8_bundle).model
-    assert model.quantization is not None
-    adapted = ("o_proj", "down_proj")
-    places = 2 * model.layers - sum(
-        name.endswith(adapted) for name in model.quantization.weight_only
-    )
-    assert count(portable, "QuantizeLinear") - count(derived, "QuantizeLinear") == places > 0
-    file = read_manifest(w8a8_bundle).trunk_file("cpu", slots)
-    optimized = optimized_graph(w8a8_bundle / file, tmp_path)
-    makers = {name: node.op_type for node in optimized.node for name in node.output}
-    products = [node for node in optimized.node if node.op_type == "MatMulIntegerToFloat"]
-    assert sum(makers[node.input[0]] == "Gather" for node in products) == places
-
-
-@pytest.mark.parametrize("file", ["trunk.cpu.onnx", "trunk.cpu.one.onnx"])
-def test_lookahead_rows_are_the_same_bits_in_every_group(w8a8_bundle: Path, file: str):
+@needs_kernels
+@by_format
+def test_the_adapter_changes_lookahead_rows_alone(trunks: Of, weights: str):
     """A shorter group has the bits of the first rows of a longer group."""
-    longest = run_trunk(w8a8_bundle, file, make_cycle("two-pass", 3).plans[0])[0][0]
+    of, (draft, _) = trunks("llama", weights), make_cycle("two-pass", 3).plans
+    adapted, plain = (of.run(CPU_FILE, draft, rows=rows)["logits"] for rows in (None, []))
+    np.testing.assert_array_equal(adapted[:, 0], plain[:, 0])
+    change = np.abs(adapted - plain)[:, 1:].max() / np.abs(plain).max()
+    assert change > 4 * FORMATS[weights]
     for length in (1, 2):
-        group = run_trunk(w8a8_bundle, file, make_cycle("two-pass", length).plans[0])[0][0]
-        np.testing.assert_array_equal(group, longest[: length + 1])
+        shorter = of.run(CPU_FILE, make_cycle("two-pass", length).plans[0])["logits"]
+        np.testing.assert_array_equal(shorter, adapted[:, : length + 1])
+
+
+@by_format
+@families
+def test_layers_have_few_nodes(trunks: Of, family: str, weights: str):
+    of = trunks(family, weights)
+    outside, layer, layer_in_full = NODES[family]
+    counts = of.node_counts()
+    if weights == "full":
+        assert counts[1] == layer_in_full
+    else:
+        assert counts == (outside, layer)
+    attentions = count(load_graph(of.directory / TRUNK_FILE), "Attention")
+    assert count(of.graph, "WindowAttention") == attentions > 0
+    assert not any(
+        count(of.graph, op_type)
+        for op_type in ("Attention", "TensorScatter", "RotaryEmbedding", "RMSNormalization")
+    )
+
+
+@by_format
+def test_inputs_and_outputs_are_those_of_the_portable_trunk(trunks: Of, weights: str):
+    of = trunks("llama", weights)
+    portable, derived = load_graph(of.directory / TRUNK_FILE), of.graph
+    assert of.entry == DerivedTrunk(file=CPU_FILE, device="cpu")
+    for part in ("input", "output"):
+        assert [str(each) for each in getattr(derived, part)] == [
+            str(each) for each in getattr(portable, part)
+        ]
+
+
+def test_weights_in_float32_are_read_from_the_portable_trunks_file(trunks: Of):
+    """The tables of the rotation are the CPU's own."""
+    of = trunks("llama", "full")
+    portable, derived = (external_files(of.directory / file) for file in (TRUNK_FILE, CPU_FILE))
+    own = {name for name, file in derived.items() if file == f"{CPU_FILE}.data"}
+    assert own == {"rotation.cos0", "rotation.sin0"} and derived.keys() - own <= portable.keys()
+
+
+@needs_kernels
+@by_format
+def test_the_trunk_can_have_all_weights_in_its_own_file(trunks: Of, weights: str):
+    """For a bundle without the portable trunk."""
+    shared, own = (trunks("llama", weights, shared=shared) for shared in (True, False))
+    assert {*external_files(own.directory / CPU_FILE).values()} == {f"{CPU_FILE}.data"}
+    for plan in PLANS:
+        expected, actual = (each.run(CPU_FILE, plan) for each in (shared, own))
+        for name, values in expected.items():
+            np.testing.assert_array_equal(actual[name], values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_tied_embeddings_are_read_from_the_codes_of_the_head(trunks: Of, weights: str):
+    of = trunks("llama", weights, NO_ADAPTER, (("tie_word_embeddings", True),))
+    (embed,) = (node for node in of.graph.node if node.op_type == "EmbedPacked")
+    (head,) = (node for node in of.graph.node if node.output[0] == "logits")
+    assert head.op_type == "Product" and embed.input[1] == head.input[1]
+    assert all(VOCAB_SIZE not in each.dims for each in of.graph.initializer)

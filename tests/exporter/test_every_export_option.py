@@ -55,7 +55,6 @@ SERVED: Values = {
     "threads": ("--threads 3", 3),
     "capacity": ("--capacity 64", 64),
     "reuse_prefix": ("--reuse-prefix", True),
-    "weight_cache": ("--no-weight-cache", False),
     "prefix_cache": ("--no-prefix-cache", False),
     "speculative_max_concurrency": ("--speculative-max-concurrency 3", 3),
     "logprobs_mode": ("--logprobs-mode processed", "processed"),
@@ -139,6 +138,7 @@ COMMANDS = {
             **cases("EngineConfig", BUILT, ENGINE),
             **cases("ExportConfig", EXPORTED),
             **cases("ExportConfig", EXPORTED_IN_INT4, INT4),
+            **cases("ExportConfig", {"target": ("--target cpu", "cpu")}, ["--model", "m"]),
             "max_perplexity_ratio": Case(
                 ["--max-perplexity-ratio", 2],
                 {"ExportConfig.max_perplexity_ratio": 2.0},

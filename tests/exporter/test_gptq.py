@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import make_model
-from pass_exporter.model.adapter import linear_layers
 from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
@@ -26,7 +25,8 @@ from pass_exporter.quantize.gptq import (
     rounding_cost,
 )
 from pass_exporter.quantize.rounding import round_to
-from pass_exporter.quantize.spec import INT4, SPECS, QuantSpec, WeightScheme
+from pass_exporter.quantize.spec import INT4, INT8, SPECS, WeightScheme
+from pass_exporter.quantize.weights import quantized_modules
 
 ASYMMETRIC = SPECS["int4"].with_zero_points().scheme
 assert ASYMMETRIC is not None
@@ -92,20 +92,27 @@ def test_weights_of_inputs_that_are_always_0_are_rounded_too():
 
 
 @pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
-def test_every_layer_of_a_model_is_rounded_once(family: str, tmp_path: Path):
+def test_every_layer_that_has_a_scheme_is_rounded_once(family: str, tmp_path: Path):
     model = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32").model
     steps: list[tuple[int, int]] = []
-    random = torch.Generator().manual_seed(0)
-    ids, spec = (
-        torch.randint(0, 320, (3, 40), generator=random),
-        QuantSpec("int4", ASYMMETRIC, INT4),
-    )
-    packed = gptq_model(model, spec, ids, lambda *step: steps.append(step))
-    layers = linear_layers(model) | {"lm_head": model.lm_head}
-    assert set(packed) == set(layers)
-    assert all(
-        torch.equal(layers[name].weight, part.dequantized()) for name, part in packed.items()
-    )
+    layers = quantized_modules(model)
+    schemes = dict.fromkeys(layers, ASYMMETRIC) | {"lm_head": INT4}
+    kept = next(name for name in layers if name.endswith("down_proj"))
+    schemes.pop(kept)
+    for name in layers:
+        if name.endswith("o_proj"):
+            schemes[name] = INT8
+    large = next(name for name in layers if name.startswith("layers.1") and "_proj" in name)
+    with torch.no_grad():
+        layers[large].weight[0, 0] = 1e5
+    before = {name: layers[name].weight.clone() for name in (kept, large)}
+    ids = torch.randint(0, 320, (3, 40), generator=torch.Generator().manual_seed(0))
+    packed = gptq_model(model, schemes, ids, lambda *step: steps.append(step))
+    assert set(packed) == set(schemes) - {large}
+    for name, part in packed.items():
+        assert part.scheme == schemes[name]
+        assert torch.equal(layers[name].weight, part.dequantized())
+    assert all(torch.equal(layers[name].weight, weight) for name, weight in before.items())
     assert steps[-1][0] == steps[-1][1] and all(a < b for a, b in itertools.pairwise(steps))
     assert not any(layer._forward_pre_hooks for layer in layers.values())
 

@@ -20,7 +20,7 @@ from trunk_feeds import trunk_feed
 
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
-@pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx"])
+@pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx"])
 def test_a_trunk_in_pieces_computes_the_same_bits(
     adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
 ):

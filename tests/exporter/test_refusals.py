@@ -201,6 +201,29 @@ def test_an_unknown_dtype_is_refused():
     assert "not None" in message(lambda: ExportConfig("x", dtype=None))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("weights", "instead"),
+    [
+        ("w8a8", "choose int8 or int4"),
+        ("source", "choose int4 or int8 (both keep the codes of a .gguf file)"),
+        ("int3", "choose one of full, int8, int4, fp8"),
+    ],
+)
+def test_an_unknown_format_of_weights_is_refused(weights: str, instead: str):
+    line = error_line(command("--model", "x", "--weights", weights))
+    assert f"there is no --weights {weights}: {instead}" in line
+
+
+def test_a_bundle_for_cpus_alone_is_refused_for_gpus():
+    for flags in (("--dtype", "fp16"), ("--weights", "fp8")):
+        line = error_line(command("--model", "x", "--target", "cpu", *flags))
+        assert "--target cpu is for --dtype fp32, and --weights full" in line
+    engine = ("--engine", "tensorrt-rtx", "--compute-capability", "8.9")
+    assert "--target cpu leaves out what engines are built from" in error_line(
+        command("--model", "x", "--target", "cpu", *engine)
+    )
+
+
 VERIFY = {"missing": None, "not UTF-8": "Straße".encode("latin-1"), "empty": b" \n"}
 
 

@@ -229,7 +229,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["full", "w8a8"])
+@pytest.mark.parametrize("weights", ["full", "int8"])
 def test_no_token_of_a_busy_session_differs(bundles: Callable[[str], Path], weights: str):
     compared(bundles(weights), 1500, seed=0, trees=weights == "full")
 
@@ -240,7 +240,7 @@ def test_no_token_of_many_busy_sessions_differs(bundles: Callable[[str], Path]):
     """PASS_BUSY_BUNDLE names a bundle to test, PASS_BUSY_TOKENS says how many tokens to compare."""
     tokens = int(os.environ.get("PASS_BUSY_TOKENS", "7000"))
     given = os.environ.get("PASS_BUSY_BUNDLE")
-    for bundle in (Path(given),) if given else map(bundles, ("full", "w8a8")):
+    for bundle in (Path(given),) if given else map(bundles, ("full", "int8")):
         trees = read_manifest(bundle).model.weights == "full"
         comparison = compared(bundle, tokens, seed=100, trees=trees)
         print(f"{bundle}: {comparison.tokens} tokens, no difference; {dict(comparison.events)}")

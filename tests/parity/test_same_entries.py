@@ -26,7 +26,7 @@ CHUNKS = {"64": [64, 64], "16": [16] * 8, "1": [1] * 128, "ragged": [10, 64, 3, 
 """Lengths of chunks, 128 tokens in all."""
 
 
-@pytest.fixture(scope="module", params=["full", "int8", "int4", "w8a8"])
+@pytest.fixture(scope="module", params=["full", "int8", "int4"])
 def bundle(request: pytest.FixtureRequest, in_format: Callable[[str], Path]) -> Path:
     return in_format(request.param)
 

@@ -157,7 +157,7 @@ def test_roots_of_all_windows_have_the_same_logits_bit_for_bit(bundle: Path, fil
     assert np.array_equal(run(bundle, file, plan, text[:, TEXT:], past, TEXT)[0][0, 0], alone)
 
 
-@pytest.mark.parametrize("weights", ["full", "int4", "w8a8"])
+@pytest.mark.parametrize("weights", ["full", "int8", "int4"])
 def test_every_plan_writes_the_text_of_ar_beyond_the_window(
     model: Path, bundle: Path, weights: str
 ):

@@ -34,8 +34,7 @@ FORMATS = {
     "bf16": {"dtype": "bf16"},
     "int4": {"dtype": "fp16", "weights": "int4"},
     "fp8": {"dtype": "fp16", "weights": "fp8"},
-    "w8a8": {"dtype": "fp16", "weights": "w8a8"},
-    "w8a8-fp32": {"weights": "w8a8"},
+    "int8": {"dtype": "fp16", "weights": "int8"},
 }
 SMOLLM2_SHAPE = {
     "hidden_size": 576,

@@ -121,11 +121,11 @@ def interpolated(seconds: Mapping[int, float]) -> Callable[[int], float]:
 
 
 MACHINES = {
-    "w8a8 on a CPU": Machine(
+    "cheap rows on a CPU": Machine(
         interpolated({1: 10.4, 2: 11.7, 3: 12.6, 5: 14.7, 9: 18.9, 25: 33.4}),
         *(1.1, 0, 0.8, 0.5, 0.35),
     ),
-    "int4 on a CPU": Machine(
+    "dear rows on a CPU": Machine(
         interpolated({1: 9.7, 2: 12.0, 3: 13.7, 5: 17.3, 9: 25.3, 25: 54.3}),
         *(0.8, 0, 0.8, 0.5, 0.35),
     ),

@@ -115,7 +115,7 @@ TAIL, TAIL_FILE = ("plans", 2, "tails", "sample"), "tail.verify-1.sample.onnx"
         (("model", "vocab_size"), 328, "vocab_size"),
         (("model", "hidden_size"), 128, "model.hidden_size 128"),
         (("model", "layers"), 3, "model.layers is 3"),
-        (("model", "heads"), 8, "model.heads 8 and trunk.onnx 4"),
+        (("model", "heads"), 8, "model.heads 8 and trunk"),
         (("model", "kv_heads"), 4, "model.kv_heads"),
         (("model", "kv_heads"), 3, "model.kv_heads 3"),
         (("model", "head_dim"), 32, "model.head_dim"),

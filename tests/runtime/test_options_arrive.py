@@ -16,7 +16,6 @@ LOAD_CASES = {
     "max_batch_size": (3, {"open_backend.max_batch_size": 3}),
     "max_queue": (DEFAULT_MAX_QUEUE + 1, {"Session.max_queue": DEFAULT_MAX_QUEUE + 1}),
     "capacity": (64, {"open_backend.capacity": 64}),
-    "weight_cache": (False, {"open_backend.weight_cache": False}),
     "logprobs_mode": ("processed", {"Session.logprobs_mode": "processed"}),
     "speculative_max_concurrency": (3, {"Session.speculative_max_concurrency": 3}),
     "prefix_cache": (False, {"Session.prefix_cache": False}),

@@ -65,7 +65,7 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
 
     for module in ("trunks", "backend"):
         monkeypatch.setattr(f"pass_runtime.backends.ort.{module}.open_session", opened)
-    with load(tiny_bundle, "cpu", weight_cache=False) as session:
+    with load(tiny_bundle, "cpu") as session:
         (trunk,) = session.backend.uncaptured
         session.generate("The quick", GenerateOptions(max_new_tokens=2, plan="ar")).result()
         files = (trunk, "tail.ar.greedy.onnx")
@@ -83,7 +83,7 @@ def test_too_little_memory_has_an_error_of_its_own(monkeypatch):
         raise RuntimeError("Exception during initialization: std::bad_alloc")
 
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
-    message = r"^too little memory to load x: end other programs, or export .* w8a8 or int4$"
+    message = r"^too little memory to load x: end other programs, or export .* int8 or int4$"
     with pytest.raises(PassError, match=message):
         open_session(Path("x"), "cpu")
 

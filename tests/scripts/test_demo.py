@@ -13,16 +13,16 @@ from test_suites import ROOT, Checkout
 
 SMI = "GPU 0: NVIDIA H200 (UUID: GPU-1)"
 NO_GPU = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
-FP16, W8A8 = "build/smollm2-135m-fp16", "build/smollm2-135m-w8a8"
+FP16, INT4 = "build/smollm2-135m-fp16", "build/smollm2-135m-int4"
 ON_GPU = [
     f"pass-export --model smollm2-135m --lookahead 4 --dtype fp16 --output {FP16}",
     f"pass-run generate {FP16} --device cuda",
     f"pass-run bench {FP16} --device cuda",
 ]
 ON_CPU = [
-    f"pass-export --model smollm2-135m --lookahead 4 --weights w8a8 --output {W8A8}",
-    f"pass-run generate {W8A8} --device cpu",
-    f"pass-run bench {W8A8} --device cpu",
+    f"pass-export --model smollm2-135m --lookahead 4 --weights int4 --output {INT4}",
+    f"pass-run generate {INT4} --device cpu",
+    f"pass-run bench {INT4} --device cpu",
 ]
 
 
@@ -84,16 +84,22 @@ def test_the_cpu_is_used_otherwise(
 
 
 def test_without_nvidia_smi_the_chosen_model_runs_on_the_cpu(checkout: Checkout):
-    installed, calls = run_demo(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int4")
+    installed, calls = run_demo(checkout, "--model", "qwen2.5-coder-0.5b", PASS_WEIGHTS="int8")
     assert installed == ".venv .[cpu,export,serve]"
     names = ("smollm2-135m", "qwen2.5-coder-0.5b")
-    assert calls == [call.replace(*names).replace("w8a8", "int4") for call in ON_CPU]
+    assert calls == [call.replace(*names).replace("int4", "int8") for call in ON_CPU]
 
 
 def test_a_second_run_exports_nothing(checkout: Checkout):
     add_nvidia_smi(checkout, SMI)
     checkout.program(checkout.root / "build/smollm2-135m-fp16/pass_config.json", "{}")
     assert run_demo(checkout)[1] == ON_GPU[1:]
+
+
+@pytest.mark.parametrize("status", ["1", "2"])
+def test_without_kernels_the_demo_goes_on(checkout: Checkout, status: str):
+    """2: there is no compiler; 1: it does not compile them."""
+    assert run_demo(checkout, KERNELS=status)[1] == ON_CPU
 
 
 @pytest.mark.parametrize("flags", [["--gpu"], ["--model"]])

@@ -20,6 +20,7 @@ variable FAILS."""
 PYTHON = """#!/usr/bin/env bash
 [ "$1" = -c ] && { echo "${VERSION:-3.12}"; exit; }
 [ "$1" = - ] && { cat >/dev/null; exit "${STATUS_OF_STDIN:-0}"; }
+[ "$1" = runtime/kernels/build.py ] && exit "${KERNELS:-0}"
 echo "$(basename "$(dirname "$(dirname "$0")")")/python $*" | sed "s|$PWD/||g" >>"$CALLS"
 if [ "$1 $2" = "-m venv" ]; then
     mkdir -p "${@: -1}/bin"
@@ -28,7 +29,8 @@ if [ "$1 $2" = "-m venv" ]; then
 fi
 """
 """A Python that records calls with a file or module. `-c` prints VERSION, `-` ends with the status
-STATUS_OF_STDIN, and `-m venv` makes an environment whose programs are recorders."""
+STATUS_OF_STDIN, the kernels' build with KERNELS, and `-m venv` makes an environment whose programs
+are recorders."""
 
 
 class Checkout:
@@ -123,6 +125,12 @@ def test_without_a_suite_checks_and_all_tests_run(checkout: Checkout):
 def test_a_failed_command_fails_the_suite(checkout: Checkout, fails: str):
     calls, _ = checkout.suite(expected=1, FAILS=fails)
     assert calls[-1].startswith(fails)
+
+
+def test_without_a_compiler_tests_run_but_not_if_the_kernels_do_not_compile(checkout: Checkout):
+    calls, errors = checkout.suite(KERNELS="2")
+    assert pytest_calls(calls) and "NOT TESTED: the CPU kernels" in errors
+    assert not pytest_calls(checkout.suite(expected=1, KERNELS="1")[0])
 
 
 def test_an_unknown_suite_is_refused(checkout: Checkout):

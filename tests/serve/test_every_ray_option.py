@@ -24,7 +24,6 @@ LOADED = {
     "threads": (["--threads", 2], {"threads": 2}),
     "capacity": (["--capacity", 64], {"capacity": 64}),
     "verify": (["--trust-bundle"], {"verify": False}),
-    "weight_cache": (["--no-weight-cache"], {"weight_cache": False}),
 }
 """Options that set fields of LoadOptions: arguments of the command line, and the fields."""
 CASES = {

@@ -169,7 +169,7 @@ def test_a_model_on_a_gpu_sees_no_other(random_bundle, tmp_path, monkeypatch: py
 
 LOAD_PARAMETERS = {"device": "cpu", "threads": 2, "capacity": 64, "max_batch_size": 2}
 LOAD_PARAMETERS |= {"speculative_max_concurrency": 3, "logprobs_mode": "processed"}
-LOAD_PARAMETERS |= {"prefix_cache": False, "weight_cache": False}
+LOAD_PARAMETERS |= {"prefix_cache": False}
 SERVE_PARAMETERS = {"max_queue": 3, "max_prompt_tokens": 4, "max_output_tokens": 5}
 SERVE_PARAMETERS |= {"request_seconds": 6.0, "reuse_prefix": True}
 

@@ -94,7 +94,7 @@ def test_parameters_of_a_model_become_its_options():
     parameters |= {"request_seconds": "1.5", "prefix_cache": "false", "FORCE": "x"}
     settings = read_settings(parameters | {"speculative_max_concurrency": "3"})
     assert (settings.tokens, settings.load.max_batch_size, settings.serve.max_queue) == (True, 4, 2)
-    assert (settings.load.prefix_cache, settings.load.weight_cache) == (False, True)
+    assert not settings.load.prefix_cache
     assert settings.serve.request_seconds == 1.5
     assert settings.load.speculative_max_concurrency == 3
     assert settings.load.max_queue > 2  # a session also counts requests that get a slot at once

@@ -147,7 +147,7 @@ def test_a_checkpoint_without_an_aim_resumes_with_the_aim_distribution(done: Tra
         ({"adapter_from": 1}, r"adapter-from \(0, not 1\); give the same options"),
         ({"seed": 1}, r"seed \(0, not 1\); give the same options"),
         ({"aim": "acceptance"}, r"aim \(distribution, not acceptance\); give the same options"),
-        ({"write_with": "w8a8"}, r"write-with \(torch, not w8a8\); give the same options"),
+        ({"write_with": "int8"}, r"write-with \(torch, not int8\); give the same options"),
     ],
     ids=str,
 )

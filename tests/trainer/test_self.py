@@ -107,14 +107,14 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["torch", "w8a8"])
+@pytest.mark.parametrize("kind", ["torch", "int8"])
 def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
     tiny_model: Path, tmp_path: Path, kind: str
 ):
     """With the same seed it writes the same texts."""
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
-    if kind == "w8a8":
+    if kind == "int8":
         writer = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
     prompts = [[0, 5, 6, 7], [0, 9], [0, 30, 31, 32, 33, 34]] * 12
     for temperature in (0.0, 1.0):
@@ -126,11 +126,11 @@ def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
             assert len(text) == 40 or text[-1] == EOS
         equal = sum(text == texts[0] for text in texts[::3])  # of the twelve with the first prompt
         assert equal == 12 if temperature == 0 else equal < 12
-    if kind == "w8a8":  # a second writer uses the bundle that the first exported
-        exported = (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns
+    if kind == "int8":  # a second writer uses the bundle that the first exported
+        exported = (tmp_path / "int8" / "trunk.onnx").stat().st_mtime_ns
         second = BundleTextWriter(str(tiny_model), tmp_path, 40, SilentProgress())
         assert second.write(prompts, 40, 0.0, 1.0, 3) == writer.write(prompts, 40, 0.0, 1.0, 3)
-        assert (tmp_path / "w8a8" / "trunk.onnx").stat().st_mtime_ns == exported
+        assert (tmp_path / "int8" / "trunk.onnx").stat().st_mtime_ns == exported
 
 
 @pytest.mark.slow

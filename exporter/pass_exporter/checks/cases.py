@@ -6,7 +6,6 @@ released its copy of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.model.sliding import attention_masks, layer_windows
-from pass_exporter.quantize.emulate import QuantizedInput, rounded_activations
-from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
 from pass_exporter.trunk.trace import Trunk
 from pass_runtime.bundle.plan import Plan, bundle_plans, prefill_plan
 
@@ -41,8 +38,6 @@ class Case:
     of every layer.
     window: the keys and values [1,KVH,Q,D] of the window, in the same order.
     logits: [1,Q,V]. hidden: [1,Q,H], the LM head's input.
-    rounded: the 8-bit input of each layer with a static scale, by the name of the layer's weight;
-    {} if activations are not rounded.
     """
 
     plan: Plan
@@ -52,21 +47,16 @@ class Case:
     window: list[Array]
     logits: Array
     hidden: Array
-    rounded: dict[str, QuantizedInput]
 
 
 def torch_cases(
-    model: PreTrainedModel,
-    lookahead_weights: LookaheadWeights,
-    quantized: QuantizedModel | None = None,
-    seed: int = 0,
+    model: PreTrainedModel, lookahead_weights: LookaheadWeights, seed: int = 0
 ) -> list[Case]:
     """Run a random window of every plan of the bundle and a prefill chunk, each after a short text.
 
     Of a large model only `ar` and the last three plans run: all would take minutes, because CPUs
     lack fast kernels for 16-bit dtypes. If layers have a sliding window, the last plan also runs
     after a text that is longer than the window.
-    quantized: how activations are rounded; None if they are not.
     """
     rng = np.random.default_rng(seed)
     plans = bundle_plans(lookahead_weights.lookahead, trees=lookahead_weights.head is not None)
@@ -78,16 +68,10 @@ def torch_cases(
     plans_and_min_lengths = [(plan, 0) for plan in (*plans, prefill_plan(16))]
     if 0 < sliding <= MAX_CHECKED_WINDOW:
         plans_and_min_lengths.append((plans[-1], sliding))
-    rounding: AbstractContextManager[dict[str, QuantizedInput]] = (
-        nullcontext({})
-        if quantized is None
-        else rounded_activations(model, lookahead_weights.adapter, quantized)
-    )
-    with rounding as rounded:
-        return [
-            _torch_case(model, lookahead_weights, plan, rng, min_length, rounded)
-            for plan, min_length in plans_and_min_lengths
-        ]
+    return [
+        _torch_case(model, lookahead_weights, plan, rng, min_length)
+        for plan, min_length in plans_and_min_lengths
+    ]
 
 
 @torch.no_grad()
@@ -97,12 +81,8 @@ def _torch_case(
     plan: Plan,
     rng: np.random.Generator,
     min_length: int,
-    rounded: Mapping[str, QuantizedInput],
 ) -> Case:
-    """Run one window after a random text of at least `min_length` tokens.
-
-    rounded: the dict in which every pass of the model leaves the rounded inputs of its layers.
-    """
+    """Run one window after a random text of at least `min_length` tokens."""
     trunk, vocab = Trunk(model, lookahead_weights), model.config.vocab_size
     length = min_length + int(rng.integers(3, 40))
     cache = DynamicCache()
@@ -126,14 +106,7 @@ def _torch_case(
         ).last_hidden_state
     logits = model.lm_head(hidden).float().numpy()
     window = _entries(cache, slice(length, None))
-    # `_adapted` ran the adapter on all rows, but the trunk runs it on the look-ahead rows alone.
-    inputs = {
-        name: QuantizedInput(layer_input.codes[:, plan.lookahead_rows], layer_input.scale)
-        if name.startswith(ADAPTER_PREFIX)
-        else layer_input
-        for name, layer_input in rounded.items()
-    }
-    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy(), inputs)
+    return Case(plan, length, input_ids, past, window, logits, hidden.float().numpy())
 
 
 def _adapted(

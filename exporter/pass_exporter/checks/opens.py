@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pass_exporter.checks.verify import session_for_checks, weight_bytes
+from pass_exporter.checks.verify import runs_own_kernels, session_for_checks, weight_bytes
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
@@ -42,14 +42,15 @@ def check_opens(bundle: Path, runnable: Manifest) -> None:
 
 
 def _open(bundle: Path, manifest: Manifest, runnable: Manifest) -> Session | None:
-    """Open the bundle on the CPU: as users do (`load`) if the weights are float32 and few enough,
-    and else by `session_for_checks`."""
+    """Open the bundle on the CPU: as users do (`load`) if the toolkit's kernels run it, or the
+    weights are float32 and few enough, and else by `session_for_checks`."""
     model = manifest.model
-    if (
+    few = (
         model.dtype == "float32"
         and model.weights == "full"
         and weight_bytes(bundle) <= MAX_PACKED_BYTES
-    ):
+    )
+    if few or runs_own_kernels(manifest):
         return load(bundle, "cpu", verify=False)
     # The CPU provider has no bf16 kernels, so the bundle's own trunk cannot run in bf16.
     return session_for_checks(bundle, runnable if model.dtype == "bfloat16" else manifest)

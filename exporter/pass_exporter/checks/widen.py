@@ -1,11 +1,6 @@
-"""Writes a trunk that ONNX Runtime's CPU provider can run, for the checks of an export.
-
-- bf16 becomes float32, because the provider has no bf16 kernels. The nodes and the weights' values
-  stay, so masks, positions, weights and cache are checked all the same.
-- int8 activations become uint8, because the provider multiplies only uint8 activations as integers:
-  integer sums are exact, so windows of all widths agree. A bundle with a derived trunk for the CPU
-  does not need this, because that trunk has uint8 activations already.
-"""
+"""Widens a bf16 trunk to float32 for the checks of an export, because ONNX Runtime's CPU provider
+has no bf16 kernels. The nodes and the weights' values stay, so masks, positions, weights and cache
+are checked all the same."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.derived.activations import add_weight_zero_points, unsigned_activations
 from pass_exporter.trunk.graph import save
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
 from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
@@ -28,43 +22,25 @@ RUNNABLE_FILE = "trunk.check.onnx"
 @contextmanager
 def runnable_on_cpu(directory: Path, manifest: Manifest) -> Iterator[Manifest]:
     """Yield a manifest whose trunk ONNX Runtime can run on a CPU: `manifest` itself, or that of a
-    changed trunk, whose files are removed after the block."""
-    is_bf16 = manifest.model.dtype == "bfloat16"
-    is_signed = has_static_activations(manifest) and not any(
-        trunk.device == "cpu" for trunk in manifest.derived
-    )
-    if not is_bf16 and not is_signed:
+    widened trunk, whose files are removed after the block."""
+    if manifest.model.dtype != "bfloat16":
         yield manifest
         return
-    trunk, model_info = manifest.trunk, manifest.model
-    if is_bf16:
-        trunk = trunk.model_copy(update=_widened_tensors(trunk))
-        model_info = model_info.model_copy(update={"dtype": "float32"})
-    runnable = manifest.model_copy(
-        update={"trunk": trunk.model_copy(update={"file": RUNNABLE_FILE}), "model": model_info}
+    trunk = manifest.trunk.model_copy(
+        update={"file": RUNNABLE_FILE, **_widened_tensors(manifest.trunk)}
     )
+    info = manifest.model.model_copy(update={"dtype": "float32"})
+    runnable = manifest.model_copy(update={"trunk": trunk, "model": info})
     model = ir.load(directory / manifest.trunk.file)
-    if is_signed:
-        unsigned_activations(model.graph)
-        add_weight_zero_points(model.graph)
     try:
-        if is_bf16:
-            _widen(model)
-            model.metadata_props[METADATA_KEY] = json.dumps(trunk_metadata(runnable))
-            save(model, directory / RUNNABLE_FILE)
-        else:
-            ir.save(model, directory / RUNNABLE_FILE)  # The weights stay in the trunk's file.
+        _widen(model)
+        model.metadata_props[METADATA_KEY] = json.dumps(trunk_metadata(runnable))
+        save(model, directory / RUNNABLE_FILE)
         del model  # so that the checks have its memory
         yield runnable
     finally:
         for path in (directory / RUNNABLE_FILE, directory / f"{RUNNABLE_FILE}.data"):
             path.unlink(missing_ok=True)
-
-
-def has_static_activations(manifest: Manifest) -> bool:
-    """Whether activations are rounded to int8 with static scales (w8a8)."""
-    quantization = manifest.model.quantization
-    return quantization is not None and quantization.activations != "full"
 
 
 def _widen(model: ir.Model) -> None:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pass_exporter.derived.adapter_rows import adapter_pads
+from pass_exporter.derived.adapter_rows import adapter_pads, gather_and_products
 from pass_exporter.derived.embeddings import by_id
-from pass_exporter.derived.group_query import DOMAIN
+from pass_exporter.derived.residual_norms import DOMAIN
 from pass_exporter.trunk.graph import take_place
 
 
@@ -31,7 +31,7 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
     gate = by_id(graph, "adapter.gate", 0, 1, vocab_size)
     graph.insert_before(graph[0], gate)
     for pad in pads:
-        gather, products = _gather_and_products(pad)
+        gather, products = gather_and_products(pad)
         if any(node.op_type == "DequantizeLinear" for node in products):
             continue
         rows = gather.inputs[0]
@@ -46,15 +46,3 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
         take_place(add.outputs[0], gated.outputs[0])
         graph.remove([add, pad, gather], safe=True)
     graph.opset_imports[DOMAIN] = 1
-
-
-def _gather_and_products(pad: ir.Node) -> tuple[ir.Node, list[ir.Node]]:
-    """Return the Gather of the look-ahead rows, and all nodes between it and `pad`."""
-    products: list[ir.Node] = []
-    value = pad.inputs[0]
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type == "Gather":
-            return node, products
-        products.append(node)
-        value = node.inputs[0]
-    raise AssertionError("the adapter's products do not begin with a Gather")

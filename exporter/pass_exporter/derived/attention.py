@@ -1,65 +1,172 @@
-"""Folds the query heads that share a key head into query rows of that head, for the CPU trunk.
-
-Grouped-query attention with H heads and KVH key heads equals attention with KVH heads and G = H/KVH
-times as many rows, because [B,H,Q,D] and [B,KVH,G*Q,D] are the same memory. So attention has
-several query rows even in a window of one row. That is wanted, because ONNX Runtime's kernels for a
-single row round differently (`trunk.pad_queries` says why that matters). Models whose query heads
-share no key heads may get a spare query row instead.
-
-The trunk for batches uses this; the trunk for one sequence has GroupQueryAttention
-(`derived.group_query`), which does not accept batches of windows with several rows.
-"""
+"""Finds the attention of a traced trunk, with its rotations and cache writes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import extract
 
+from pass_exporter.derived.heads import puts_heads_first
 from pass_exporter.trunk.graph import initializer, take_place
+from pass_runtime.backends.ort import onnxruntime as ort
+
+MIN_TABLE_ROWS = 2048
+"""The smallest number of positions in the tables of cos and sin: an export's checks of a tiny model
+use more positions than its capacity."""
 
 
-def fold_groups(graph: ir.Graph) -> bool:
-    """Fold every Attention. Return False, and change nothing, if no heads share a key head."""
-    biases: dict[ir.Value, ir.Value] = {}  # by mask: layers share masks
-    for node in [node for node in graph if node.op_type == "Attention"]:
-        query, key, value, mask = node.inputs
-        assert query is not None and key is not None and value is not None and mask is not None
-        heads, kv_heads = _size(query, 1), _size(key, 1)
-        if heads == kv_heads:
-            return False
-        if mask not in biases:
-            biases[mask] = _tiled_bias(graph, node, mask, heads // kv_heads)
-        key_size, value_size = _size(key, 3), _size(value, 3)
-        folded_shape = initializer(
-            graph, f"fold.{kv_heads}x{key_size}", np.array([0, kv_heads, -1, key_size])
-        )
-        unfolded_shape = initializer(
-            graph, f"fold.{heads}x{value_size}", np.array([0, heads, -1, value_size])
-        )
-        folded = ir.node("Reshape", [query, folded_shape])
-        attended = ir.node(
-            "Attention", [folded.outputs[0], key, value, biases[mask]], node.attributes
-        )
-        unfolded = ir.node("Reshape", [attended.outputs[0], unfolded_shape])
-        graph.insert_before(node, [folded, attended, unfolded])
-        take_place(node.outputs[0], unfolded.outputs[0])
-    return True
+@dataclass(frozen=True)
+class Layer:
+    """The attention of one layer in the portable trunk.
+
+    attention: the node. rotary: the RotaryEmbedding of q; that of k has the same cos, sin and
+    attributes.
+    by_head: q, k and v [B,Q,heads,D], not yet rotated.
+    past, present: the layer's cache of keys and of values, as inputs and as outputs of the trunk.
+    heads, kv_heads: the number of heads of q, and of k and v. head_size: D.
+    result: the rows [B,Q,H*D] that the output projection reads.
+    window: the sliding window in positions, None if the layer has none.
+    """
+
+    attention: ir.Node
+    rotary: ir.Node
+    by_head: Sequence[ir.Value]
+    past: Sequence[ir.Value]
+    present: Sequence[ir.Value]
+    heads: int
+    kv_heads: int
+    head_size: int
+    result: ir.Value
+    window: int | None
+
+    @property
+    def scale(self) -> float:
+        return self.attention.attributes["scale"].as_float()
+
+    @property
+    def cos_sin(self) -> tuple[ir.Value | None, ...]:
+        """The graph's values of cos and sin: layers with the same RoPE base share them."""
+        return tuple(self.rotary.inputs[1:3])
 
 
-def _tiled_bias(graph: ir.Graph, before: ir.Node, mask: ir.Value, group: int) -> ir.Value:
-    """Return a bias [B,1,G*Q,S] float32 that is added to the attention scores, the same for all G
-    (`group`) heads. mask: [B,1,Q,S] bool. The new nodes are put before the node `before`."""
-    seen = initializer(graph, "mask.seen", np.array(0, np.float32))
-    unseen = initializer(graph, "mask.unseen", np.array(np.finfo(np.float32).min, np.float32))
-    bias = ir.node("Where", [mask, seen, unseen])
-    tiled = ir.node("Concat", [bias.outputs[0]] * group, {"axis": 2})
-    graph.insert_before(before, [bias, tiled])
-    return tiled.outputs[0]
+class UnsupportedAttention(Exception):
+    """A layer's attention has other nodes than expected."""
+
+
+def read_layers(graph: ir.Graph, windows: Sequence[int | None]) -> list[Layer]:
+    """Find the attention of every layer; raise UnsupportedAttention if it has other nodes than
+    expected. windows: each layer's sliding window in positions, None if the layer has none."""
+    attentions = [node for node in graph if node.op_type == "Attention"]
+    return [_read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
+
+
+def _read_layer(attention: ir.Node, window: int | None) -> Layer:
+    queries, keys, values, _ = attention.inputs
+    writes = [_producer(cache, "TensorScatter") for cache in (keys, values)]
+    rotary, key_rotary = (
+        _producer(value, "RotaryEmbedding") for value in (queries, writes[0].inputs[1])
+    )
+    unrotated = (rotary.inputs[0], key_rotary.inputs[0], writes[1].inputs[1])
+    q, k, v = (_producer(value, "Transpose") for value in unrotated)
+    same_rotation = (
+        rotary.inputs[1:] == key_rotary.inputs[1:] and rotary.attributes == key_rotary.attributes
+    )
+    if not (same_rotation and all(puts_heads_first(node) for node in (q, k, v))):
+        raise UnsupportedAttention
+    return Layer(
+        attention,
+        rotary,
+        [_required(node.inputs[0]) for node in (q, k, v)],
+        [_required(write.inputs[0]) for write in writes],
+        [write.outputs[0] for write in writes],
+        _size(q.outputs[0], 1),
+        _size(k.outputs[0], 1),
+        _size(q.outputs[0], 3),
+        _result(attention),
+        window,
+    )
+
+
+def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
+    """Return q, k and v as one operator reads them: one product [B,Q,(H+2*KVH)*D] if a Split of it
+    makes all three, and else three values [B,Q,heads*D]."""
+    flat = []
+    for value in layer.by_head:
+        producer = value.producer()
+        if producer is not None and producer.op_type == "Reshape":
+            flat.append(_required(producer.inputs[0]))
+        else:  # The model normalizes the heads of q or k, so they have to be joined again.
+            shape = initializer(graph, "attention.flat", np.array([0, 0, -1]))
+            reshape = ir.node("Reshape", [value, shape])
+            graph.insert_before(layer.attention, reshape)
+            flat.append(reshape.outputs[0])
+    split = flat[0].producer()
+    if split is not None and split.op_type == "Split" and list(split.outputs) == flat:
+        return [_required(split.inputs[0])]
+    return flat
+
+
+def rotation_tables(
+    model: ir.Model, layers: Sequence[Layer], max_capacity: int
+) -> dict[tuple[ir.Value | None, ...], list[ir.Value]]:
+    """Return constants with cos and sin [positions,D/2] of every position, by `Layer.cos_sin`. They
+    are computed by running the trunk's own nodes."""
+    positions = np.arange(max(max_capacity + 1, MIN_TABLE_ROWS))
+    feed = {"length": np.zeros(1, np.int64), "row_position": positions}
+    constants = {}
+    for index, cos_sin in enumerate(dict.fromkeys(layer.cos_sin for layer in layers)):
+        names = [str(value.name) for value in cos_sin if value is not None]
+        part = extract(model.graph, ["length", "row_position"], names)
+        proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version)).SerializeToString()
+        session = ort.InferenceSession(proto, providers=["CPUExecutionProvider"])
+        constants[cos_sin] = [
+            initializer(model.graph, f"rotation.{name}{index}", np.ascontiguousarray(table[0]))
+            for name, table in zip(("cos", "sin"), session.run(None, feed), strict=True)
+        ]
+    return constants
+
+
+def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Make all readers of `old` read `new`. If `old` is an output of the graph, `new` becomes that
+    output, with its name."""
+    for index, output in enumerate(graph.outputs):
+        if output is old:
+            graph.outputs[index] = new
+            new.name, old.name = old.name, None
+    take_place(old, new)
+
+
+def _result(attention: ir.Node) -> ir.Value:
+    """Return `Layer.result`: what a Transpose and a Reshape make of the attention's output."""
+    value = attention.outputs[0]
+    for op_type in ("Transpose", "Reshape"):
+        users = [use.node for use in value.uses()]
+        if len(users) != 1 or users[0].op_type != op_type:
+            raise UnsupportedAttention
+        value = users[0].outputs[0]
+    return value
 
 
 def _size(value: ir.Value, axis: int) -> int:
-    """Return the size of [B,heads,rows,D] along an axis on which it is static."""
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)
+    """Return the size of [B,heads,Q,D] along an axis on which it is static."""
+    size = None if value.shape is None else value.shape[axis]
+    if not isinstance(size, int):
+        raise UnsupportedAttention
     return size
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
+    """Return the node that computes `value`; raise UnsupportedAttention if it is no `op_type`."""
+    node = _required(value).producer()
+    if node is None or node.op_type != op_type:
+        raise UnsupportedAttention
+    return node
+
+
+def _required(value: ir.Value | None) -> ir.Value:
+    if value is None:
+        raise UnsupportedAttention
+    return value

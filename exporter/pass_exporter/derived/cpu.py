@@ -1,90 +1,163 @@
-"""Derives the trunks that are fastest on ONNX Runtime's CPU provider: one for a single sequence and
-one for batches, and if there is an adapter, each also in a version for passes without look-ahead
-rows.
-
-They have the inputs, outputs and weights file of trunk.onnx, and the same results up to rounding.
-The results of one graph are bit for bit the same for every window width. Those of a graph for
-batches are also the same for every batch size, and for every capacity that is a multiple of 64; for
-this, a model whose query heads share no key heads needs spare query rows (`trunk.pad_queries`).
-"""
+"""Derives the trunk for CPUs, of the operators in runtime/kernels/operators.cpp: one graph for all
+windows and batches. The bits of a row depend neither on other rows nor on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from pass_exporter.derived.activations import add_weight_zero_points, unsigned_activations
-from pass_exporter.derived.adapter_rows import gather_codes, scatter_adapter_results
-from pass_exporter.derived.attention import fold_groups
-from pass_exporter.derived.group_query import use_group_query_attention
-from pass_exporter.derived.heads import norm_before_transpose, split_heads_together
-from pass_exporter.derived.residual_norms import fuse_residual_norms
-from pass_exporter.derived.without_adapter import drop_adapter
-from pass_exporter.trunk.pad_queries import pad_queries
+from pass_exporter.derived.attention import (
+    Layer,
+    qkv_rows,
+    read_layers,
+    replace_value,
+    rotation_tables,
+)
+from pass_exporter.derived.embeddings import LOOKAHEAD_TABLE, remove_index_conversions
+from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant
+from pass_exporter.derived.products import DOMAIN, packed_weight, use_gates, use_products
+from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
+from pass_exporter.quantize.weights import QuantizedModel, weight_name
+from pass_exporter.trunk.graph import EXTERNAL_DATA_MIN_BYTES, WeightParts, take_place
 from pass_runtime.bundle.manifest import DerivedTrunk
 
-BATCHED_STEM, SINGLE_STEM = "trunk.cpu", "trunk.cpu.one"
-"""The file names, without suffixes, of the trunks for batches and for one sequence."""
+CPU_FILE = "trunk.cpu.onnx"
 
 
-def write_trunks_for_cpu(
-    trunk: ir.Model,
+def write_trunk_for_cpu(
+    model: ir.Model,
     directory: Path,
+    weight_parts: WeightParts,
+    quantized: QuantizedModel,
     max_capacity: int,
     windows: Sequence[int | None],
-    *,
-    spare_rows: bool,
-) -> tuple[DerivedTrunk, ...]:
-    """Write the derived graphs to `directory`, and return their manifest entries.
+    shared: ir.Graph | None,
+) -> DerivedTrunk:
+    """Rewrite the traced trunk `model`, write it to `directory`, and return its manifest entry.
 
-    trunk: the portable graph without spare rows, whose weights file the derived graphs share.
-    windows: each layer's sliding window in positions, None if the layer has none.
-    spare_rows: whether attention whose query heads share no key heads gets spare rows, so that
-    windows of all widths agree bit for bit.
+    weight_parts: as `trace_trunk` returns them. windows: each layer's sliding window in positions,
+    None if the layer has none. shared: a graph whose weights are written already, which this trunk
+    reads where they are the same; None if it gets a file of all its weights.
     """
-    model = trunk.clone()
-    split_heads_together(model.graph)
-    if not fold_groups(model.graph) and spare_rows:
-        pad_queries(model.graph)
-    derived = _write(model, directory / BATCHED_STEM, None)
-    model = trunk.clone()
-    norm_before_transpose(model.graph)
-    if use_group_query_attention(model, max_capacity, windows):
-        derived += _write(model, directory / SINGLE_STEM, 1)
-    return derived
-
-
-def _write(model: ir.Model, stem: Path, batch: Literal[1] | None) -> tuple[DerivedTrunk, ...]:
-    """Rewrite what is not attention, and write the graph for all passes and, if there is an
-    adapter, the one for passes without look-ahead rows.
-
-    stem: the path of the files without their suffixes. batch: 1 if the graph is for one sequence.
-    """
-    unsigned_activations(model.graph)
-    zero_points = add_weight_zero_points(model.graph)
-    gather_codes(model.graph)
-    # Before `fuse_residual_norms`, which would take the adapter's Adds for residual Adds.
-    scatter_adapter_results(model.graph)
-    fuse_residual_norms(model.graph)
-    derived = DerivedTrunk(
-        file=f"{stem.name}.onnx",
-        device="cpu",
-        batch=batch,
-        lookahead_rows=True,
-        weight_zero_points=zero_points,
-    )
-    _save(model, stem.with_name(derived.file))
-    if not drop_adapter(model.graph, "ScatterND"):
-        return (derived,)
-    plain = derived.model_copy(update={"file": f"{stem.name}.plain.onnx", "lookahead_rows": False})
-    _save(model, stem.with_name(plain.file))
-    return derived, plain
-
-
-def _save(model: ir.Model, path: Path) -> None:
+    graph = model.graph
+    split_by_one_node(graph)
+    add_biases_before_split(graph)
+    norm_before_transpose(graph)
+    split_heads_by_constant(graph)
+    _use_embed(graph, quantized)
+    remove_index_conversions(graph)
+    use_products(graph, weight_parts, quantized)
+    use_gates(graph)
+    layers = read_layers(graph, windows)
+    tables = rotation_tables(model, layers, max_capacity)
+    for layer in layers:
+        _use_window_attention(graph, layer, tables[layer.cos_sin])
+    _use_add_norms(graph)
     passes.RemoveUnusedNodesPass()(model)
-    ir.save(model, path)
+    _write(model, directory, shared)
+    return DerivedTrunk(file=CPU_FILE, device="cpu")
+
+
+def _use_embed(graph: ir.Graph, quantized: QuantizedModel) -> None:
+    """Replace the look-ups in two tables and the choice between their results."""
+    lookahead_table = graph.initializers[LOOKAHEAD_TABLE]
+    (use,) = lookahead_table.uses()
+    (choice,) = (each.node for each in use.node.outputs[0].uses())
+    look_up, attributes = _producer(choice.inputs[2]), dict[str, int | float]()
+    if look_up.op_type == "Mul":
+        factor = look_up.inputs[1]
+        assert factor is not None and factor.const_value is not None
+        attributes["factor"] = float(factor.const_value.numpy().item())
+        look_up = _producer(look_up.inputs[0])
+    table, head = look_up.inputs[0], quantized.weights.get(weight_name("lm_head"))
+    assert table is not None and table.name is not None
+    op_type = "Embed"
+    if head is not None and quantized.coded_table:
+        op_type, name = "EmbedPacked", _head_name(graph)
+        attributes |= {"K": head.inputs, "N": len(head.data)}
+        table, attributes["bits"] = packed_weight(graph, name, [head])
+    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    node = ir.node(op_type, [ids, table, lookahead_table], attributes, domain=DOMAIN)
+    graph.insert_before(choice, node)
+    take_place(choice.outputs[0], node.outputs[0])
+
+
+def _head_name(graph: ir.Graph) -> str:
+    logits = next(value for value in graph.outputs if value.name == "logits")
+    weight = _producer(logits).inputs[1]
+    assert weight is not None and weight.name is not None
+    return weight.name
+
+
+def _use_window_attention(graph: ir.Graph, layer: Layer, tables: Sequence[ir.Value]) -> None:
+    inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
+    inputs += [*[None] * (3 - len(inputs)), *layer.past]
+    by_name = {str(value.name): value for value in graph.inputs}
+    inputs += [by_name[name] for name in ("length", "row_position", "window_mask")]
+    attributes: dict[str, int | float] = {
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "scale": layer.scale,
+        "window": layer.window or 0,
+    }
+    node = ir.node("WindowAttention", [*inputs, *tables], attributes, domain=DOMAIN, num_outputs=3)
+    graph.insert_before(layer.attention, node)
+    for old, new in zip((layer.result, *layer.present), node.outputs, strict=True):
+        replace_value(graph, old, new)
+
+
+def _use_add_norms(graph: ir.Graph) -> None:
+    """Replace RMSNormalization, with the Add before it if that adds two tensors of its shape."""
+    for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
+        rows, scale = norm.inputs
+        add = None if rows is None else rows.producer()
+        epsilon = {"epsilon": norm.attributes["epsilon"].as_float()}
+        if add is not None and add.op_type == "Add" and all(map(_is_activation, add.inputs)):
+            node = ir.node("AddNorm", [*add.inputs, scale], epsilon, domain=DOMAIN, num_outputs=2)
+            graph.insert_before(add, node)
+            replaced = [(norm, node.outputs[0]), (add, node.outputs[1])]
+        else:
+            node = ir.node("AddNorm", [rows, None, scale], epsilon, domain=DOMAIN)
+            graph.insert_before(norm, node)
+            replaced = [(norm, node.outputs[0])]
+        for old, new in replaced:
+            take_place(old.outputs[0], new)
+        graph.remove([old for old, _ in replaced], safe=True)
+
+
+def _is_activation(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and len(value.shape) == 3
+
+
+def _write(model: ir.Model, directory: Path, shared: ir.Graph | None) -> None:
+    own = []
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        assert tensor is not None
+        other = None if shared is None else shared.initializers.get(name)
+        if other is not None and other.const_value is not None:
+            value.const_value = other.const_value
+        elif tensor.nbytes > EXTERNAL_DATA_MIN_BYTES:
+            own.append(value)
+    if own:
+        tensors = [value.const_value for value in own if value.const_value is not None]
+        written = ir.external_data.convert_tensors_to_external(
+            tensors,
+            directory,
+            f"{CPU_FILE}.data",
+            max_workers=1,
+            alignment=4096,
+            align_threshold=EXTERNAL_DATA_MIN_BYTES,
+        )
+        for value, tensor in zip(own, written, strict=True):
+            value.const_value = tensor
+    ir.save(model, directory / CPU_FILE)
+
+
+def _producer(value: ir.Value | None) -> ir.Node:
+    node = None if value is None else value.producer()
+    assert node is not None
+    return node

@@ -31,23 +31,23 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.adapter_gate import gate_adapter_results
-from pass_exporter.derived.embeddings import join_embedding_tables, remove_index_conversions
-from pass_exporter.derived.group_query import (
-    DOMAIN,
+from pass_exporter.derived.attention import (
     MIN_TABLE_ROWS,
     Layer,
+    UnsupportedAttention,
     qkv_rows,
     read_layers,
     replace_value,
     rotation_tables,
 )
+from pass_exporter.derived.embeddings import join_embedding_tables, remove_index_conversions
 from pass_exporter.derived.heads import (
     norm_before_transpose,
     split_heads_by_constant,
     split_heads_together,
 )
 from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
-from pass_exporter.derived.residual_norms import fuse_residual_norms
+from pass_exporter.derived.residual_norms import DOMAIN, fuse_residual_norms
 from pass_exporter.derived.silu_products import fuse_silu_products
 from pass_exporter.derived.without_adapter import drop_adapter
 from pass_exporter.trunk.graph import initializer
@@ -55,6 +55,8 @@ from pass_runtime.bundle.manifest import DerivedTrunk
 
 SINGLE_STEM, BATCHED_STEM = "trunk.cuda.one", "trunk.cuda"
 """The file names, without suffixes, of the trunks for one sequence and for batches."""
+HEAD_SIZE_MULTIPLE = 16
+"""GroupQueryAttention rotates only heads whose size is a multiple of this."""
 PLAIN_MAX_BYTES = 2 << 30
 """The largest size of the weights for which there is also a trunk without the adapter. Opening both
 trunks puts the weights on the device twice, and a pass over larger weights takes so long that the
@@ -88,7 +90,7 @@ def write_trunks_for_cuda(
     """Write the derived graphs to `directory`, and return their manifest entries. Those for passes
     without look-ahead rows are left out if the weights are larger than PLAIN_MAX_BYTES.
 
-    trunk: the portable graph without spare rows, whose weights file the derived graphs share.
+    trunk: the portable graph, whose weights file the derived graphs share.
     windows: each layer's sliding window in positions, None if the layer has none.
     Raises UnsupportedAttention, and writes nothing, if GroupQueryAttention cannot compute the
     model's attention.
@@ -147,10 +149,17 @@ def _save(model: ir.Model, path: Path) -> None:
 
 def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> None:
     layers = read_layers(model.graph, windows)
+    if not all(_is_rotatable(layer) for layer in layers):
+        raise UnsupportedAttention
     shared = _shared_inputs(model, layers, max_capacity)
     for layer in layers:
         _replace(model.graph, layer, shared)
     model.graph.opset_imports[DOMAIN] = 1
+
+
+def _is_rotatable(layer: Layer) -> bool:
+    whole = "rotary_embedding_dim" not in layer.rotary.attributes
+    return whole and layer.head_size % HEAD_SIZE_MULTIPLE == 0
 
 
 def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
@@ -219,9 +228,13 @@ def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
         shared.positions,
         shared.biases[layer.window],
     ]
-    attended = ir.node(
-        "GroupQueryAttention", inputs, layer.attributes, domain=DOMAIN, num_outputs=3
-    )
+    attributes: dict[str, int | float] = {
+        "num_heads": layer.heads,
+        "kv_num_heads": layer.kv_heads,
+        "do_rotary": 1,
+        "scale": layer.scale,
+    }
+    attended = ir.node("GroupQueryAttention", inputs, attributes, domain=DOMAIN, num_outputs=3)
     graph.insert_before(layer.attention, attended)
     for old, new in zip((layer.result, *layer.present), attended.outputs, strict=True):
         replace_value(graph, old, new)

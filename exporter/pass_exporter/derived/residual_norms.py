@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from pass_exporter.derived.group_query import DOMAIN
 from pass_exporter.trunk.graph import take_place
+
+DOMAIN = "com.microsoft"
+"""Of ONNX Runtime's own operators."""
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.derived.group_query import DOMAIN
 from pass_exporter.derived.heads import only_user
+from pass_exporter.derived.residual_norms import DOMAIN
 from pass_exporter.trunk.graph import initializer, take_place
 
 EPSILON, SCALE = 2.0**30, 2.0**15

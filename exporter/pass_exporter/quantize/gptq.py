@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from pass_exporter.model.adapter import linear_layers
 from pass_exporter.progress import Step
-from pass_exporter.quantize.points import QuantPoint, find_points
-from pass_exporter.quantize.rounding import QuantizedWeight, choose_scales, nearest, pack
-from pass_exporter.quantize.spec import QuantSpec, WeightScheme
+from pass_exporter.quantize.rounding import QuantizedWeight, choose_scales, fits, nearest, pack
+from pass_exporter.quantize.spec import WeightScheme
+from pass_exporter.quantize.weights import LM_HEAD, input_groups, quantized_modules, set_weight
 from pass_exporter.threads import one_thread
 
 DAMPING = 0.01
@@ -35,49 +34,42 @@ OUTPUTS_PER_BATCH = 2048
 
 @torch.no_grad()
 def gptq_model(
-    model: PreTrainedModel, spec: QuantSpec, ids: torch.Tensor, step: Step
+    model: PreTrainedModel, schemes: Mapping[str, WeightScheme], ids: torch.Tensor, step: Step
 ) -> dict[str, QuantizedWeight]:
-    """Round the decoder's layers and the LM head ("lm_head") in place. Return the codes by layer.
+    """Round the layers of `schemes` in place. Return the codes by layer, without those of layers
+    that do not fit (see `rounding.fits`). ids: the token ids [N,T] of the text."""
+    modules, rounded = quantized_modules(model), dict[str, QuantizedWeight]()
 
-    Layers whose number of inputs is not a multiple of the block size are not rounded. ids: the
-    token ids [N,T] of the text.
-    """
-    layers, rounded = linear_layers(model), dict[str, QuantizedWeight]()
-    assert spec.scheme is not None and spec.lm_head is not None
-    default, attention_in = spec.scheme, spec.attention_in or spec.scheme
-    forecast = Forecast(
-        sum(rounding_cost(*layer.weight.shape) for layer in (*layers.values(), model.lm_head))
-    )
+    def weight_of(name: str) -> torch.Tensor:
+        return modules[name].get_parameter("weight").detach()
 
-    def round_readers(scheme: WeightScheme, names: Sequence[str], x: torch.Tensor) -> None:
-        if scheme.fits(x.shape[-1]):
-            factor = inverse_factor(hessian(x))
-            for name in names:
-                module = model.lm_head if name == "lm_head" else layers[name]
-                rounded[name] = gptq_weight(scheme, module.get_parameter("weight").detach(), factor)
-                with one_thread():
-                    module.weight = torch.nn.Parameter(
-                        rounded[name].dequantized(), requires_grad=False
-                    )
-                forecast.add(rounding_cost(*module.weight.shape))
-        step(len(rounded), len(layers) + 1)
+    fitting = {name for name, scheme in schemes.items() if fits(scheme, weight_of(name))}
+    forecast = Forecast(sum(rounding_cost(*weight_of(name).shape) for name in fitting))
 
-    def round_at(point: QuantPoint, x: torch.Tensor) -> None:
-        scheme = attention_in if point.kind == "attention_in" else default
-        round_readers(scheme, point.readers, x)
+    def round_readers(names: Sequence[str], x: torch.Tensor) -> None:
+        factor = inverse_factor(hessian(x))
+        for name in names:
+            rounded[name] = gptq_weight(schemes[name], weight_of(name), factor)
+            with one_thread():
+                set_weight(modules[name], rounded[name].dequantized())
+            forecast.add(rounding_cost(*weight_of(name).shape))
+        step(len(rounded), len(fitting))
 
+    groups = [[name for name in group if name in fitting] for group in input_groups(model)]
     handles = [
-        layers[point.readers[0]].register_forward_pre_hook(
-            lambda _, inputs, point=point: round_at(point, inputs[0])
+        modules[names[0]].register_forward_pre_hook(
+            lambda _, inputs, names=names: round_readers(names, inputs[0])
         )
-        for point in find_points(model)
+        for names in groups
+        if names
     ]
     try:
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     finally:
         for handle in handles:
             handle.remove()
-    round_readers(spec.lm_head, ("lm_head",), hidden)
+    if LM_HEAD in fitting:
+        round_readers((LM_HEAD,), hidden)
     return rounded
 
 

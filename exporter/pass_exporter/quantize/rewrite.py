@@ -10,18 +10,15 @@ of the same rows share their block sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from pass_exporter.quantize.columns import ColumnSplit
 from pass_exporter.quantize.rounding import QuantizedWeight
 from pass_exporter.quantize.weights import QuantizedModel
-from pass_exporter.trunk.graph import WeightParts, initializer
+from pass_exporter.trunk.graph import WeightParts
 
 DATA_TYPES = {
     ("int4", False): ir.DataType.INT4,
@@ -31,58 +28,39 @@ DATA_TYPES = {
     ("fp8", False): ir.DataType.FLOAT8E4M3FN,
 }
 """By `WeightScheme.code_type` and `zero_points`."""
-SCALE_SUFFIX = ".input.scale"
-"""The scale of rounded rows is named after the first weight that reads them, plus this suffix."""
-ZERO_POINT = "activation.zero_point"
-"""Name of the initializer that all activations share as their zero point: 0, int8."""
 MIN_SUM_COLUMNS = 16
 """A row has at least this many block sums. ONNX Runtime merges equal constants of up to 8 numbers,
 and fuses no product whose constant has several readers, so the sums' matrices must be larger."""
 
 
 def rewrite(model: ir.Model, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
-    """Make MatMuls of quantized weights read codes, and rounded rows if the rows have a scale.
+    """Make MatMuls of quantized weights read codes.
 
     weight_parts: by the name of a weight in the graph, the model's weights that it joins. The codes
     are transposed and packed only when the graph is saved, one tensor at a time.
     """
-    rewriter = _Rewriter(model.graph, quantized)
+    rewriter = _Rewriter(model.graph)
     for node in list(model.graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         names = weight_parts.get(str(weight.name), ()) if weight is not None else ()
         parts = [quantized.weights[name] for name in names if name in quantized.weights]
         if weight is not None and parts and len(parts) == len(names):
-            rewriter.replace(node, weight, names, parts)
+            rewriter.replace(node, weight, parts)
 
 
 class _Rewriter:
-    """Rewrites MatMuls in a graph. MatMuls of the same rows share rounded rows and block sums."""
+    """Rewrites MatMuls in a graph. MatMuls of the same rows share block sums."""
 
-    def __init__(self, graph: ir.Graph, quantized: QuantizedModel) -> None:
-        self._graph, self._quantized = graph, quantized
-        self._rounded: dict[ir.Value, ir.Value] = {}
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
         self._sums: dict[ir.Value, ir.Value] = {}
 
-    def replace(
-        self,
-        node: ir.Node,
-        weight: ir.Value,
-        names: Sequence[str],
-        parts: Sequence[QuantizedWeight],
-    ) -> None:
-        """Rewrite `node`, the product of rows and `weight`. parts: the codes of the weights `names`
-        that `weight` joins. All of these read the same rows, so they have the same static scale."""
-        rows, scale = node.inputs[0], self._quantized.activations.get(names[0])
-        assert rows is not None and weight.dtype is not None
-        node.replace_input_with(
-            1, self._dequantized(node, weight, parts, self._quantized.columns.get(names[0]))
-        )
-        if scale is not None:
-            if rows not in self._rounded:
-                self._rounded[rows] = self._rounded_rows(
-                    node, names[0], np.array(scale, weight.dtype.numpy())
-                )
-            node.replace_input_with(0, self._rounded[rows])
+    def replace(self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight]) -> None:
+        """Rewrite `node`, the product of rows and `weight`. parts: the codes of the weights that
+        `weight` joins."""
+        rows = node.inputs[0]
+        assert rows is not None
+        node.replace_input_with(1, self._dequantized(node, weight, parts))
         if parts[0].offsets is not None:
             if rows not in self._sums:
                 self._sums[rows] = self._block_sums(node, f"{weight.name}.block_sums", parts[0])
@@ -90,70 +68,15 @@ class _Rewriter:
         if not weight.uses():
             self._graph.initializers.pop(str(weight.name))
 
-    def _rounded_rows(self, node: ir.Node, weight: str, scale: npt.NDArray[Any]) -> ir.Value:
-        """Return the input rows of `node` after QuantizeLinear (int8) and DequantizeLinear.
-
-        weight: the name in the model of the weight that they are multiplied with.
-        """
-        columns, rows = self._quantized.columns.get(weight), node.inputs[0]
-        if columns is not None:
-            rows = self._split(node, weight, columns, scale.dtype)
-        assert rows is not None
-        operands = [
-            initializer(self._graph, f"{weight}{SCALE_SUFFIX}", scale),
-            initializer(self._graph, ZERO_POINT, np.array(0, np.int8)),
-        ]
-        codes = ir.node("QuantizeLinear", [rows, *operands])
-        dequantized = ir.node("DequantizeLinear", [codes.outputs[0], *operands])
-        dtype = ir.DataType.from_numpy(scale.dtype)
-        for output, kind in ((codes.outputs[0], ir.DataType.INT8), (dequantized.outputs[0], dtype)):
-            output.shape, output.dtype = rows.shape, kind
-        self._graph.insert_before(node, [codes, dequantized])
-        return dequantized.outputs[0]
-
-    def _split(
-        self, node: ir.Node, weight: str, columns: ColumnSplit, dtype: np.dtype[Any]
-    ) -> ir.Value:
-        """Return the columns (see quantize/columns.py) of the input rows of `node`, not rounded."""
-        rows, channels = node.inputs[0], columns.channels.numpy()
-        shape = None if rows is None else rows.shape
-        assert rows is not None and shape is not None
-        nodes: list[ir.Node] = []
-
-        def add(op: str, *values: ir.Value, **attributes: int) -> ir.Value:
-            nodes.append(ir.node(op, values, attributes))
-            output = nodes[-1].outputs[0]
-            output.shape = ir.Shape([*shape[:-1], len(channels)])
-            output.dtype = ir.DataType.from_numpy(dtype)
-            return output
-
-        def constant(name: str, array: npt.NDArray[Any]) -> ir.Value:
-            return initializer(self._graph, f"{weight}.columns.{name}", array)
-
-        split = add("Gather", rows, constant("channels", channels), axis=-1)
-        split = add("Mul", split, constant("factors", columns.factors.numpy().astype(dtype)))
-        split = add("Add", split, constant("offsets", columns.offsets.numpy().astype(dtype)))
-        self._graph.insert_before(node, nodes)
-        return split
-
     def _dequantized(
-        self,
-        node: ir.Node,
-        weight: ir.Value,
-        parts: Sequence[QuantizedWeight],
-        columns: ColumnSplit | None,
+        self, node: ir.Node, weight: ir.Value, parts: Sequence[QuantizedWeight]
     ) -> ir.Value:
-        """Return the weight [in,out] of `node`, dequantized from the codes `parts`.
-
-        If the rows are split, `columns` says how, and the weight is [n,out] for n columns.
-        """
+        """Return the weight [in,out] of `node`, dequantized from the codes `parts`."""
         scheme = parts[0].scheme
         assert all(part.scheme == scheme for part in parts), (
             f"{weight.name} has more than one scheme"
         )
-        channels = slice(None) if columns is None else columns.channels
-        inputs = parts[0].inputs if columns is None else len(columns.channels)
-        outputs = sum(len(part.data) for part in parts)
+        inputs, outputs = parts[0].inputs, sum(len(part.data) for part in parts)
         kind = DATA_TYPES[scheme.code_type, scheme.zero_points]
         name = f"{weight.name}.{scheme.code_type}"
         dtype, size = weight.dtype, scheme.block_size
@@ -161,9 +84,7 @@ class _Rewriter:
         blocks = (outputs,) if size is None else (inputs // size, outputs)
 
         def codes() -> ir.TensorProtocol:
-            return _tensor(
-                torch.cat([part.codes()[:, channels] for part in parts]), kind, (inputs, outputs)
-            )
+            return _tensor(torch.cat([part.codes() for part in parts]), kind, (inputs, outputs))
 
         def scales() -> ir.TensorProtocol:
             return _tensor(torch.cat([part.scales for part in parts]), dtype, blocks)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pass_exporter.quantize.spec import MAX_SIGNED_CODE, MAX_UNSIGNED_CODE, WeightScheme
 
 CHUNK_ELEMENTS = 1 << 17
 """Elements of a weight that are processed together, so that they fit into a core's cache."""
+MAX_BLOCK_VALUE = 2.0**14
+"""A float32 weight with a larger value is not rounded in blocks: its scales and offsets might be
+beyond the range of float16, also after GPTQ has changed the weight."""
+
+UnsignedCodes = tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.float16], npt.NDArray[np.float16]]
+"""Codes [out,in], their bits (4, 5 or 8), and the scales and offsets [out,blocks]."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,8 @@ class QuantizedWeight:
 
     data: the codes. If they have 8 bits: int8 or float8 [out,in], or uint8 if there are zero
     points; if they have 4: uint8 [out,in/2], two codes per byte, the first in the lower half.
-    scales, offsets: [out,blocks] in the model's dtype; offsets are None if all are 0.
+    scales, offsets: [out,blocks] in the model's dtype; offsets are None if all are 0. In float32
+    both have values of float16, if there are blocks, because the CPU's kernels read them as such.
     zero_points: uint8 [out,blocks], or None.
     """
 
@@ -59,9 +68,42 @@ class QuantizedWeight:
         dequantized: torch.Tensor = values.flatten(1).to(self.scales.dtype)
         return dequantized
 
+    def unsigned(self) -> UnsignedCodes:
+        """Return the codes as the CPU's kernels take them: a value is code * scale + offset. The
+        values stay the same, unless a block has a zero point, whose offset is rounded to float16.
+
+        Raises ValueError if the weight is not float32 in blocks.
+        """
+        if self.scheme.block_size is None or self.scales.dtype != torch.float32:
+            raise ValueError("only blocks of float32 weights have unsigned codes")
+        codes, shift = self.codes().numpy(), 0
+        if not self.scheme.zero_points:
+            low, high = int(codes.min()), int(codes.max())
+            shift = next(
+                each for each in (0, 8, 16, 128) if low >= -each and (high < each or not each)
+            )
+            codes = (codes.view(np.uint8) + np.uint8(shift)).astype(np.uint8)
+        zero = shift if self.zero_points is None else self.zero_points.float()
+        offsets = -zero * self.scales
+        if self.offsets is not None:
+            offsets += self.offsets
+        largest = int(codes.max())
+        bits = 4 if largest < 16 else 5 if largest < 32 else 8
+        return codes, bits, self.scales.half().numpy(), offsets.half().numpy()
+
+
+def fits(scheme: WeightScheme, weight: torch.Tensor) -> bool:
+    """Whether a weight [out,in] can be rounded: its inputs divide into blocks, and its values are
+    not too large for the scales."""
+    if scheme.block_size is None:
+        return True
+    return weight.shape[1] % scheme.block_size == 0 and (
+        weight.dtype != torch.float32 or float(weight.abs().max()) <= MAX_BLOCK_VALUE
+    )
+
 
 def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
-    """Round `weight` [out,in] to the nearest codes. `in` must be a multiple of the block size."""
+    """Round `weight` [out,in], which `fits`, to the nearest codes."""
     parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
     data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
@@ -91,7 +133,8 @@ def choose_scales(
     dtype: torch.dtype,
     importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose scales in `dtype` and zero points, both float32 [...,1], for blocks [...,block].
+    """Choose scales and zero points, both float32 [...,1], for blocks [...,block] of a weight in
+    `dtype`.
 
     importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
     """
@@ -132,21 +175,23 @@ def _covering(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scales and zero points whose codes cover each block's range times `factor`."""
     if not scheme.zero_points:
-        scale = _stored(
-            blocks.abs().amax(-1, keepdim=True) * (factor / MAX_SIGNED_CODE[scheme.code_type]),
-            dtype,
-        )
+        covering = blocks.abs().amax(-1, keepdim=True) / MAX_SIGNED_CODE[scheme.code_type]
+        scale = _stored(scheme, covering * factor, dtype)
         return scale, torch.zeros_like(scale)
     levels = MAX_UNSIGNED_CODE[scheme.code_type]
     # The range includes 0, so that the zero point is a code.
     low = blocks.amin(-1, keepdim=True).clamp(max=0) * factor
     high = blocks.amax(-1, keepdim=True).clamp(min=0) * factor
-    scale = _stored((high - low) / levels, dtype)
+    scale = _stored(scheme, (high - low) / levels, dtype)
     return scale, (-low / scale).round_().clamp_(0, levels)
 
 
-def _stored(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scale rounded to `dtype`, as the bundle stores it; 1 for a block of zeros."""
+def _stored(scheme: WeightScheme, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the scale as a bundle in `dtype` stores it; 1 for a block of zeros."""
+    if dtype == torch.float32 and scheme.block_size is not None:
+        # An offset is at most the scale times the number of codes.
+        codes = MAX_UNSIGNED_CODE[scheme.code_type] + 1
+        scale = scale.clamp(max=torch.finfo(torch.float16).max / codes).half()
     scale = scale.to(dtype).float()
     return torch.where(scale > 0, scale, 1)
 

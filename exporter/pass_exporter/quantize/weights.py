@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal, get_args
@@ -12,58 +12,49 @@ from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.progress import Step
-from pass_exporter.quantize.columns import ColumnSplit
-from pass_exporter.quantize.points import find_points
-from pass_exporter.quantize.rounding import QuantizedWeight, round_to
-from pass_exporter.quantize.spec import QuantSpec, WeightScheme
+from pass_exporter.quantize.alike import alike
+from pass_exporter.quantize.rounding import QuantizedWeight, fits, round_to
+from pass_exporter.quantize.spec import INT8, QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 
 @dataclass
 class QuantizedModel:
-    """The result of quantizing a model. The dicts' keys are weights' names in the trunk, such as
-    `model.lm_head.weight`.
+    """The result of quantizing a model.
 
-    weights: the weight's codes.
-    activations: the static scale of the rows that are multiplied with the weight.
-    columns: how these rows are split into columns before they are rounded. The codes of a weight
-    with an entry here are those of the weight times `ColumnSplit.divisor`.
+    weights: the codes, by weights' names in the trunk, such as `model.lm_head.weight`.
     calibration: OWN_TEXT or FILE_TEXT of quantize/run.py; None if no text was run.
+    coded_table: whether the embedding table has the values of the LM head's codes.
     """
 
     spec: QuantSpec
     weights: dict[str, QuantizedWeight] = field(default_factory=dict)
-    activations: dict[str, float] = field(default_factory=dict)
-    columns: dict[str, ColumnSplit] = field(default_factory=dict)
     calibration: str | None = None
-
-    @property
-    def weight_only(self) -> tuple[str, ...]:
-        """The decoder's quantized layers without a static scale; () if spec.activations is None."""
-        if self.spec.activations is None:
-            return ()
-        without_scale = (
-            name
-            for name in self.weights
-            if name.startswith(DECODER_PREFIX) and name not in self.activations
-        )
-        return tuple(
-            name.removeprefix(DECODER_PREFIX).removesuffix(".weight") for name in without_scale
-        )
+    coded_table: bool = False
 
 
 DECODER_PREFIX, ADAPTER_PREFIX = "model.model.", "adapter."
+LM_HEAD = "lm_head"
+READERS = {
+    "q_proj": "attention_in",
+    "k_proj": "attention_in",
+    "v_proj": "attention_in",
+    "qkv_proj": "attention_in",
+    "gate_proj": "mlp_in",
+    "up_proj": "mlp_in",
+}
+"""What the layers read that may read the same tensor as others of their module, by their names."""
 
 
 def weight_name(layer: str) -> str:
     """Return the name in the trunk of the weight of a layer such as `layers.0.mlp.up_proj`."""
-    return "model.lm_head.weight" if layer == "lm_head" else f"{DECODER_PREFIX}{layer}.weight"
+    return f"model.{LM_HEAD}.weight" if layer == LM_HEAD else f"{DECODER_PREFIX}{layer}.weight"
 
 
 def layer_name(weight: str) -> str | None:
     """Return the layer whose `weight_name` is `weight`; None if there is none."""
-    if weight == weight_name("lm_head"):
-        return "lm_head"
+    if weight == weight_name(LM_HEAD):
+        return LM_HEAD
     return (
         weight.removeprefix(DECODER_PREFIX).removesuffix(".weight")
         if weight.startswith(DECODER_PREFIX)
@@ -79,35 +70,71 @@ def factor_name(part: FactorPart, index: int) -> str:
     return f"{ADAPTER_PREFIX}{part}.{index}"
 
 
-def quantize_model(
-    model: PreTrainedModel, adapter: Adapter | None, quantized: QuantizedModel, step: Step
-) -> None:
-    """Round the adapter's factors and the linear layers that `quantized` lacks, and add the codes.
+def quantized_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """Return the decoder's linear layers and the LM head (LM_HEAD) by name."""
+    return {**linear_layers(model), LM_HEAD: model.lm_head}
 
-    The weights are set to the values of their codes. If the LM head's weight is the embedding table
-    too, the LM head gets a new weight, so that embeddings stay exact.
-    """
-    jobs = [*_layers(model, quantized), *_factors(adapter, quantized)]
-    jobs = [job for job in jobs if job[0] not in quantized.weights]
+
+def input_groups(model: PreTrainedModel) -> list[tuple[str, ...]]:
+    """Return the names of the decoder's linear layers, grouped by the tensor that they read."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in linear_layers(model):
+        module, _, part = name.rpartition(".")
+        groups.setdefault((module, READERS.get(part, part)), []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def shares_table(model: PreTrainedModel, spec: QuantSpec) -> bool:
+    """Whether the embedding table gets the values of the LM head's codes, from which the trunk for
+    CPUs reads embeddings. model: not yet quantized."""
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    return tied and model.dtype == torch.float32 and spec.keeps_codes
+
+
+def layer_schemes(model: PreTrainedModel, spec: QuantSpec) -> dict[str, WeightScheme]:
+    """Return the scheme of every layer that is to be rounded by `spec`."""
+    if spec.scheme is None or spec.lm_head is None:
+        return {}
+    schemes = {
+        name: spec.attention_in or spec.scheme
+        if READERS.get(name.rpartition(".")[2]) == "attention_in"
+        else spec.scheme
+        for name in linear_layers(model)
+    }
+    # Embeddings of 4 bits would cost too much.
+    coarse = shares_table(model, spec) and spec.lm_head.code_type == "int4"
+    return schemes | {LM_HEAD: INT8 if coarse else spec.lm_head}
+
+
+def set_weight(module: torch.nn.Module, values: torch.Tensor) -> None:
+    """Replace the weight of a layer. A weight that other modules share stays as it is in these."""
+    module.weight = torch.nn.Parameter(values, requires_grad=False)
+
+
+def round_weights(
+    model: PreTrainedModel,
+    adapter: Adapter | None,
+    schemes: Mapping[str, WeightScheme],
+    quantized: QuantizedModel,
+    step: Step,
+) -> None:
+    """Round the layers of `schemes` that `quantized` lacks, and the adapter's factors, to the
+    nearest codes, and add the codes. The weights are set to the values of their codes."""
+    modules = quantized_modules(model)
+    jobs: list[Job] = [
+        (weight_name(layer), scheme, modules[layer], "weight")
+        for layer, scheme in schemes.items()
+        if weight_name(layer) not in quantized.weights
+    ]
+    jobs += _factors(adapter, quantized.spec)
     with one_thread():
         for done, (name, scheme, module, attribute) in enumerate(jobs):
-            weight = getattr(module, attribute)
-            if scheme.fits(weight.shape[1]):
-                dequantized = _rounded(name, scheme, weight.detach().to(model.dtype), quantized)
-                setattr(module, attribute, torch.nn.Parameter(dequantized, requires_grad=False))
+            weight = getattr(module, attribute).detach().to(model.dtype)
+            if fits(scheme, weight):
+                codes = quantized.weights[name] = round_to(scheme, weight)
+                parameter = torch.nn.Parameter(codes.dequantized(), requires_grad=False)
+                setattr(module, attribute, parameter)
             step(done + 1, len(jobs))
-
-
-def _rounded(
-    name: str, scheme: WeightScheme, weight: torch.Tensor, quantized: QuantizedModel
-) -> torch.Tensor:
-    """Add the codes of a weight to `quantized`, and return the values that they represent."""
-    columns = quantized.columns.get(name)
-    divisor = None if columns is None else columns.divisor.to(weight.dtype)
-    codes = quantized.weights[name] = round_to(
-        scheme, weight if divisor is None else weight * divisor
-    )
-    return codes.dequantized() if divisor is None else codes.dequantized() / divisor
 
 
 Job = tuple[str, WeightScheme, torch.nn.Module, str]
@@ -115,29 +142,17 @@ Job = tuple[str, WeightScheme, torch.nn.Module, str]
 module's attribute."""
 
 
-def _layers(model: PreTrainedModel, quantized: QuantizedModel) -> Iterator[Job]:
-    spec = quantized.spec
-    if spec.scheme is not None:
-        points = find_points(model) if spec.attention_in is not None else []
-        attention_in = {
-            layer for point in points if point.kind == "attention_in" for layer in point.readers
-        }
-        for layer, module in linear_layers(model).items():
-            name, scheme = weight_name(layer), spec.scheme
-            if spec.attention_in is not None and layer in attention_in:
-                scheme = spec.attention_in
-            elif spec.activations is not None and name not in quantized.activations:
-                scheme = spec.activations.left_out_weights
-            yield name, scheme, module, "weight"
-    if spec.lm_head is not None:
-        yield weight_name("lm_head"), spec.lm_head, model.lm_head, "weight"
-
-
-def _factors(adapter: Adapter | None, quantized: QuantizedModel) -> Iterator[Job]:
-    spec = quantized.spec
+def _factors(adapter: Adapter | None, spec: QuantSpec) -> Iterator[Job]:
     if adapter is not None and spec.adapter is not None:
         for part, index in product(get_args(FactorPart), range(len(adapter.names))):
-            name, scheme = factor_name(part, index), spec.adapter
-            if name in quantized.activations and spec.scheme is not None:
-                scheme = spec.scheme
-            yield name, scheme, getattr(adapter, part), str(index)
+            yield factor_name(part, index), spec.adapter, getattr(adapter, part), str(index)
+
+
+def make_groups_alike(model: PreTrainedModel, quantized: QuantizedModel) -> None:
+    """Give the codes of layers that read the same tensor one scheme, because a trunk may join their
+    weights. If one of the layers has no codes, none has."""
+    for group in input_groups(model):
+        names = [weight_name(layer) for layer in group]
+        parts = [quantized.weights.pop(name) for name in names if name in quantized.weights]
+        if len(parts) == len(names):
+            quantized.weights.update(zip(names, alike(parts), strict=True))

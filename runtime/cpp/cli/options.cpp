@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iostream>
 #include <string_view>
 
 namespace pass::cli {
@@ -18,14 +19,14 @@ void EngineFlags::add_to(CLI::App& command) {
     command.add_option("--threads", options.threads, "CPU threads; 0 is ONNX Runtime's choice.");
     command.add_option("--capacity", options.capacity, "KV capacity of a sequence, in tokens.");
     command.add_flag("--trust-bundle", trust_bundle, "Skip the hash check of the bundle's files.");
-    command.add_flag("--no-weight-cache", no_weight_cache,
-                     "Do not share packed weights with other processes (CPU).");
     command.add_flag("--no-prefix-cache", no_prefix_cache,
                      "Compute the K/V of every prompt. Otherwise prompts share the K/V of a common "
                      "prefix, on the CPU.");
     command.add_option("--speculative-max-concurrency", options.speculative_max_concurrency,
                        "If more sequences than this are decoded together, decode all without "
                        "drafts. Default: no limit.");
+    command.add_flag("--verbose", verbose,
+                     "Write to standard error what is chosen, such as the CPU's kernels.");
     command.add_option("--onnxruntime", options.onnxruntime,
                        "libonnxruntime.so to use, in place of $PASS_ONNXRUNTIME.");
     command.add_option("--tensorrt", options.tensorrt,
@@ -40,10 +41,16 @@ void EngineFlags::add_to(CLI::App& command) {
 }
 
 Session EngineFlags::open(int slots) const {
+    set_log(
+        [](LogLevel level, const std::string& message) {
+            // ONNX Runtime warns of much that users cannot change.
+            if (level == LogLevel::error || !message.starts_with("onnxruntime: "))
+                std::cerr << "pass: " << message << std::endl;
+        },
+        verbose ? LogLevel::info : LogLevel::warning);
     LoadOptions load_options = options;
     load_options.max_batch_size = slots;
     load_options.verify = !trust_bundle;
-    load_options.weight_cache = !no_weight_cache;
     load_options.prefix_cache = !no_prefix_cache;
     return Session::load(bundle, load_options);
 }

@@ -14,11 +14,13 @@ namespace pass::cli {
 // The bundle to open, and how it is opened.
 struct EngineFlags {
     std::string bundle;
-    LoadOptions options;  // all but what the next three fields and `slots` set
-    bool trust_bundle = false, no_weight_cache = false, no_prefix_cache = false;
+    LoadOptions options;  // all but what the next two fields and `slots` set
+    bool trust_bundle = false, no_prefix_cache = false, verbose = false;
 
     void add_to(CLI::App& command);
-    Session open(int slots = 1) const;  // slots: how many sequences are decoded together
+    // Open the bundle, and write warnings to standard error, and if `verbose` more than warnings.
+    // slots: how many sequences are decoded together.
+    Session open(int slots = 1) const;
 };
 
 struct SamplingFlags {

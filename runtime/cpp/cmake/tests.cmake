@@ -13,6 +13,7 @@ file(GLOB tests CONFIGURE_DEPENDS tests/*.cpp)
 find_package(Catch2 REQUIRED)
 test_program(pass-tests ${tests})
 pass_unity(pass-tests)
+target_include_directories(pass-tests PRIVATE ../kernels)
 target_compile_options(pass-tests PRIVATE -O0) # halves the time to compile Catch2; libpass keeps its own level
 target_link_libraries(pass-tests PRIVATE
   $<IF:$<TARGET_EXISTS:Catch2::Catch2WithMain>,Catch2::Catch2WithMain,Catch2::Catch2>)

@@ -218,8 +218,8 @@ TEST_CASE("programs with an older header open a bundle", "[c_api]") {
     pass_load_options options = pass_default_load_options();
     CHECK(options.prefix_cache == 1);
     CHECK(options.speculative_max_concurrency == -1);
-    options.weight_cache = -1;  // such a program's struct ends before this field
-    options.size = offsetof(pass_load_options, weight_cache);
+    options.speculative_max_concurrency = -2;  // such a program's struct ends before this field
+    options.size = offsetof(pass_load_options, speculative_max_concurrency);
     CHECK_THAT(failure.of(pass_open("nowhere", &options, failure.text, sizeof failure.text)),
                Catch::Matchers::StartsWith("nowhere is not a bundle"));
 }

@@ -37,7 +37,7 @@ class FakeOrt {
     FakeOrt& operator=(const FakeOrt&) = delete;
 
     std::shared_ptr<const OrtLibrary> library() const {
-        return std::make_shared<OrtLibrary>(&table_, "1.31.1.fake");
+        return std::make_shared<OrtLibrary>(&table_);
     }
 
     bool captures = true;  // whether a session may be opened with `enable_cuda_graph`

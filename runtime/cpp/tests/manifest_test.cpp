@@ -28,22 +28,20 @@ std::string error_of(const std::string& text) {
 // The error of parsing a manifest that has this vocab_size and no later field.
 std::string error_of_vocab_size(const std::string& size) {
     return error_of(
-        R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",)"
+        R"({"format": "pass-bundle", "version": 4, "model": {"name": "", "source": "", "family": "",)"
         R"( "dtype": "float32", "weights": "full", "vocab_size": )" +
         size + "}}");
 }
 
-// A whole manifest. fields: more fields of its derived trunk. engines: its engine sets.
-std::string whole_manifest(const std::string& fields, const std::string& engines = "") {
-    return R"({"format": "pass-bundle", "version": 3, "model": {"name": "", "source": "", "family": "",
-        "dtype": "float32", "weights": "w8a8", "vocab_size": 8, "hidden_size": 4, "layers": 1, "heads": 1,
+// A whole manifest. engines: its engine sets.
+std::string whole_manifest(const std::string& engines) {
+    return R"({"format": "pass-bundle", "version": 4, "model": {"name": "", "source": "", "family": "",
+        "dtype": "float32", "weights": "int8", "vocab_size": 8, "hidden_size": 4, "layers": 1, "heads": 1,
         "kv_heads": 1, "head_dim": 4, "max_capacity": 64, "bos_token_id": null, "eos_token_ids": []},
         "lookahead": {"length": 1, "trained": false, "source": "", "adapter_rank": 0,
         "acceptance_per_position": [], "head": null}, "rule": "match",
         "trunk": {"file": "trunk.onnx", "inputs": [], "outputs": []},
-        "derived": [{"file": "trunk.cpu.onnx", "device": "cpu")" +
-           fields +
-           R"(}], "plans": [], "logprobs": {"file": "logprobs.onnx", "inputs": [], "outputs": []},
+        "derived": [{"file": "trunk.cpu.onnx", "device": "cpu"}], "plans": [], "logprobs": {"file": "logprobs.onnx", "inputs": [], "outputs": []},
         "feeds": {}, "noise": {"scheme": "block-race-1", "members": 8, "row": 16, "bits": 30}, "files": {},
         "tools": {}, "engines": [)" +
            engines + "]}";
@@ -51,28 +49,12 @@ std::string whole_manifest(const std::string& fields, const std::string& engines
 
 }  // namespace
 
-TEST_CASE("weight_zero_points of a derived trunk is true, false or missing") {
-    const auto has_zero_points = [](const std::string& fields) {
-        return pass::parse_manifest(whole_manifest(fields)).derived.at(0).weight_zero_points;
-    };
-    CHECK_FALSE(has_zero_points(""));  // older bundles have no such field
-    CHECK_FALSE(has_zero_points(R"(, "weight_zero_points": false)"));
-    CHECK(has_zero_points(R"(, "weight_zero_points": true)"));
-    for (const char* wrong : {"1", "null", "\"yes\""}) {
-        CHECK(error_of(whole_manifest(std::string(R"(, "weight_zero_points": )") + wrong)) ==
-              "derived.0.weight_zero_points: must be true or false");
-    }
-    CHECK_THAT(error_of(whole_manifest(R"(, "zero_points": true)")),
-               Catch::Matchers::StartsWith("unknown key 'derived.0.zero_points'"));
-}
-
 TEST_CASE("chunk widths and capacities of engines must be positive") {
     const auto refusal = [](const std::string& capacities, const std::string& widths) {
         return error_of(whole_manifest(
-            "",
             R"({"directory": "trt", "library": "tensorrt", "version": "11.0", "targets": [], "bundle": "",
             "lookahead": 1, "max_batch_size": 1, "capacities": )" +
-                capacities + R"(, "prefill_widths": )" + widths + R"(, "engines": []})"));
+            capacities + R"(, "prefill_widths": )" + widths + R"(, "engines": []})"));
     };
     CHECK(refusal("[256]", "[64, 16]").empty());
     CHECK(refusal("[256]", "[64, -16]") == "engines.0.prefill_widths.1: must be at least 1");
@@ -94,8 +76,8 @@ TEST_CASE("what is no JSON or no manifest is refused") {
     CHECK(error_of(std::string(100000, '[')) == "file: Invalid JSON: recursion limit exceeded");
     CHECK(error_of("[]") == "file: must be an object");
     CHECK(error_of("{}") == "format: is missing");
-    CHECK(error_of(R"({"format": "pass-bundle", "version": 4, "news": 1})") ==
-          "manifest version 4 is not 3 (export again with this version)");
+    CHECK(error_of(R"({"format": "pass-bundle", "version": 3, "news": 1})") ==
+          "manifest version 3 is not 4 (export again with this version)");
 }
 
 TEST_CASE("numbers are integers in their range") {

@@ -89,7 +89,7 @@ class RememberingBackend : public RecitingBackend {
     Tokens prompt_input(const std::string& name, const Shape& shape) {
         Tokens values(static_cast<std::size_t>(shape.back()));
         const std::byte* address =
-            buffers_.address_of({name, prefill_scope + name, shape, "int64", false, {}, nullptr});
+            buffers_.address_of({name, prefill_scope + name, shape, "int64", false, nullptr});
         memory_->download(values.data(), address, values.size() * sizeof values[0]);
         return values;
     }

@@ -57,9 +57,7 @@ class Capabilities:
     them. In a tree, only those of the first `Plan.depth` drafts, the chain of the most likely ones,
     are sure to have these bits too.
     least_width: narrower windows are padded to this many rows.
-    exact_sums: whether 8-bit products are summed exactly, as integers.
-    least_rows: passes of the trunk with fewer rows in all slots together are padded to this many.
-    This padding is no part of the windows: tails do not see it.
+    kernels: whose kernels run the trunk: a variant of ours (`ort.kernels`), or the library's name.
     engine_positions: the `noise_positions` that the engines were built for; 0 if they follow from
     the largest KV capacity.
     keeps_graphs: whether passes run as captured CUDA graphs that stay valid when the KV capacity
@@ -76,8 +74,7 @@ class Capabilities:
     rounds_activations: bool = False
     same_entries: bool = False
     least_width: int = 1
-    exact_sums: bool = True
-    least_rows: int = 1
+    kernels: str = ""
     engine_positions: int = 0
     keeps_graphs: bool = False
     chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)  # dicts have none
@@ -117,11 +114,6 @@ class Capabilities:
         """Return the rows of a window of `width` rows with its padding. Each of these rows writes
         an entry of the KV cache."""
         return max(width, self.least_width)
-
-    def trunk_width(self, width: int, batch: int) -> int:
-        """Return the rows that a window of `width` rows has, with all padding, in a pass of the
-        trunk over `batch` slots."""
-        return max(self.padded_width(width), -(-self.least_rows // batch))
 
     def chunks(self, start: int, capacity: int) -> list[int]:
         """Return the widths of the chunks that may follow the first `start` tokens of a prompt, in
@@ -221,28 +213,17 @@ class Backend(ABC):
     """Slots 0 .. capabilities.slots-1 of one bundle on one device."""
 
     def __init__(
-        self,
-        bundle: Path,
-        manifest: Manifest,
-        capabilities: Capabilities,
-        memory: Memory,
-        spare_entries: int = 0,
+        self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory
     ) -> None:
-        """spare_entries: how many cache entries after a window its padding may overwrite."""
         self.bundle = bundle
         self.manifest = manifest
         self.capabilities = capabilities
         self.memory = memory
         self.bindings = BundleBindings(
-            manifest,
-            capabilities.noise_positions,
-            capabilities.padded_width,
-            capabilities.trunk_width,
+            manifest, capabilities.noise_positions, capabilities.padded_width
         )
-        # A window that is padded to `least_rows` rows reaches into the buffer rows of later slots.
-        rows = max(capabilities.slots, capabilities.least_rows)
-        self.buffers = Buffers(memory, rows, self.bindings.transient)
-        self.cache = KVCache(memory, manifest, capabilities.slots, spare_entries)
+        self.buffers = Buffers(memory, capabilities.slots, self.bindings.transient)
+        self.cache = KVCache(memory, manifest, capabilities.slots)
         self._noise = NoiseRows(
             self.buffers, manifest.rule, capabilities.slots, capabilities.noise_positions
         )
@@ -352,7 +333,7 @@ class Backend(ABC):
                 f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}"
             )
         plan = prefill_plan(width)
-        ids = np.zeros((1, self.capabilities.trunk_width(width, 1)), np.int64)
+        ids = np.zeros((1, self.capabilities.padded_width(width)), np.int64)
         ids[0, : len(tokens)] = tokens
         self.buffers.write(f"{PREFILL}input_ids", ids)
         self.buffers.write(f"{PREFILL}length", np.array([length], np.int64))

@@ -188,7 +188,7 @@ class Buffers:
     def address_of(self, binding: Binding) -> int:
         """Return the address of a binding's buffer, after writing the binding's constant there."""
         if binding.by_slot:
-            return self.rows_address(binding.buffer, binding.row, binding.dtype)
+            return self.rows_address(binding.buffer, binding.shape[1:], binding.dtype)
         address = self._address((binding.buffer, binding.shape), binding.shape, binding.dtype)
         if binding.constant is not None and address not in self._filled:
             self._memory.upload(address, np.ascontiguousarray(binding.constant))
@@ -254,17 +254,15 @@ class Buffers:
 
 class KVCache:
     """The KV cache of all slots: for every layer a tensor [slots,KVH,S,D] of keys and one of values
-    (KVH: KV heads, D: the size of a head). `capacity` is the KV capacity in tokens, 0 until the
-    first `resize`. S is `capacity` plus the entries that padding may overwrite after a window.
+    (KVH: KV heads, D: the size of a head). S is `capacity`, the KV capacity in tokens, 0 until the
+    first `resize`.
 
     Slots are the outermost dimension, so that a pass over the first b slots is bound to the
     beginning of every tensor, and the prefill of one slot to that slot's part.
     """
 
-    def __init__(
-        self, memory: Memory, manifest: Manifest, slots: int, spare_entries: int = 0
-    ) -> None:
-        model, self._memory, self.slots, self._spare = manifest.model, memory, slots, spare_entries
+    def __init__(self, memory: Memory, manifest: Manifest, slots: int) -> None:
+        model, self._memory, self.slots = manifest.model, memory, slots
         tensors = [tensor for tensor in manifest.trunk.inputs if tensor.name.startswith(PAST)]
         self.names = [tensor.name for tensor in tensors]
         self.dtype = tensors[0].dtype
@@ -279,7 +277,7 @@ class KVCache:
 
     def shape(self, slots: int) -> tuple[int, int, int, int]:
         """Return the shape that every tensor has for a pass over `slots` slots."""
-        return slots, self._heads, self.capacity + self._spare, self._head_dim
+        return slots, self._heads, self.capacity, self._head_dim
 
     def addresses(self, slot: int = 0) -> Iterator[tuple[str, int]]:
         """Yield for every tensor the name of the trunk's input and the address of `slot` in it."""
@@ -289,7 +287,7 @@ class KVCache:
 
     def _pitch(self, capacity: int) -> int:
         """Return the bytes of one head of a slot in a tensor for `capacity` tokens."""
-        return (capacity + self._spare) * self.entry_bytes
+        return capacity * self.entry_bytes
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
         """Copy the first `lengths[slot]` entries of every slot into new tensors for `capacity`

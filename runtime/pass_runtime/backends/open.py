@@ -35,7 +35,6 @@ def open_backend(
     max_batch_size: int | None = 1,
     capacity: int | None = None,
     verify: bool = True,
-    weight_cache: bool = False,
 ) -> Backend:
     """Open the backend for the device name `device`. The keyword arguments are fields of
     `LoadOptions`. Raises PassError if a library, a GPU or the engines are missing."""
@@ -56,7 +55,6 @@ def open_backend(
             ordinal=ordinal,
         )
     from pass_runtime.backends.ort.backend import OrtBackend
-    from pass_runtime.backends.ort.packed_weights import WeightCache
 
     return OrtBackend(
         bundle,
@@ -65,7 +63,6 @@ def open_backend(
         threads=threads,
         max_batch_size=max_batch_size,
         capacity=capacity,
-        weight_cache=WeightCache() if weight_cache else None,
     )
 
 

@@ -29,9 +29,8 @@ class Binding:
     """A tensor with its buffer, shape and dtype.
 
     by_slot: whether the buffer has a row for every slot; a pass over b slots is then bound to the
-    first b rows. row: the shape of one of these rows. If windows are padded for
-    `Capabilities.least_rows`, shape[1:] is longer: the padding lies in the rows of the next slots.
-    constant: the content of a buffer that never changes; None if the host or a graph writes it.
+    first b rows. constant: the content of a buffer that never changes; None if the host or a graph
+    writes it.
     """
 
     tensor: str
@@ -39,7 +38,6 @@ class Binding:
     shape: tuple[int, ...]
     dtype: str
     by_slot: bool = True
-    row: tuple[int, ...] = ()
     constant: npt.NDArray[Any] | None = None
 
 
@@ -54,19 +52,15 @@ class Bindings:
 class BundleBindings:
     """The bindings of a bundle's graphs, from its manifest.
 
-    positions: `Capabilities.noise_positions`. padded_width, trunk_width: the methods of
-    `Capabilities`. The padding of a window follows its last row.
+    positions: `Capabilities.noise_positions`. padded_width: the method of `Capabilities`. The
+    padding of a window follows its last row.
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        positions: int,
-        padded_width: Callable[[int], int],
-        trunk_width: Callable[[int, int], int],
+        self, manifest: Manifest, positions: int, padded_width: Callable[[int], int]
     ) -> None:
         self._manifest, self._positions = manifest, positions
-        self._padded_width, self._trunk_width = padded_width, trunk_width
+        self._padded_width = padded_width
         outputs = {tensor.name for graph in manifest.graphs for tensor in graph.outputs}
         self.transient = frozenset(name for name in outputs if fed_input(name) is None)
         """Names of the buffers whose content is not needed after the pass that wrote it."""
@@ -85,27 +79,21 @@ class BundleBindings:
     def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
         """Return the bindings of the trunk's tensors but for the KV cache. prefill: use the buffers
         of prefill, and compute the logits of a single row, which the host chooses."""
-        constants, width = self.constants(plan), self._trunk_width(plan.width, batch)
-        window_width = self._padded_width(plan.width)
+        constants, width = self.constants(plan), self._padded_width(plan.width)
         logit_rows = 1 if prefill else plan.width
-        if width > window_width and not prefill:
-            # Logits are products too, and round differently with fewer than `least_rows` rows.
-            logit_rows = width
         if width > plan.width:  # Only a window of one row is padded, to a chain of two rows.
             constants = self.constants(prefill_plan(width))
             constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
-        # Rows of buffers are those of the windows, without the padding for `least_rows`.
-        row_sizes = sizes | {"width": window_width, "logit_rows": plan.width}
         if prefill:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
         inputs = [each for each in graph.inputs if not each.name.startswith(PAST)]
         outputs = [each for each in graph.outputs if not each.name.startswith(PRESENT)]
         return Bindings(
-            [self._bind(each, sizes, plan, constants, scope, row_sizes) for each in inputs],
-            [self._bind(each, sizes, plan, {}, scope, row_sizes) for each in outputs],
+            [self._bind(each, sizes, plan, constants, scope) for each in inputs],
+            [self._bind(each, sizes, plan, {}, scope) for each in outputs],
         )
 
     def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
@@ -164,15 +152,10 @@ class BundleBindings:
         plan: Plan,
         constants: Mapping[str, npt.NDArray[Any]],
         scope: str = "",
-        row_sizes: Mapping[str, int] | None = None,
     ) -> Binding:
         """Bind one tensor of a graph of `plan`. sizes: by name, the symbolic sizes of its shape.
-        constants: the constant inputs. scope: the prefix of the buffer's name. row_sizes: the sizes
-        of the buffer's rows if they differ from `sizes`."""
-        shape, row_shape = (
-            tuple(values[size] if isinstance(size, str) else size for size in tensor.shape)
-            for values in (sizes, row_sizes or sizes)
-        )
+        constants: the constant inputs. scope: the prefix of the buffer's name."""
+        shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
         constant = constants.get(tensor.name)
         if constant is not None:
             buffer = f"{scope}{plan.name}.{tensor.name}"
@@ -181,7 +164,7 @@ class BundleBindings:
             )
         by_slot = tensor.shape[0] == "batch" and not scope
         buffer = scope + (fed_input(tensor.name) or tensor.name)
-        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot, row_shape[1:])
+        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)
 
 
 def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:

@@ -52,10 +52,6 @@ class HashCache:
                 identity, _, sha256 = line.rpartition(" ")
                 self._cached[identity] = sha256
 
-    def knows(self, path: Path, sha256: str) -> bool:
-        """Whether the cache has this hash for the file `path`, whose content is not read."""
-        return self._cached.get(_identity(path)) == sha256
-
     def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
         """Whether the file `path` has this hash. compute: reads a file and returns its hash; called
         unless the cache has this hash for the file."""
@@ -112,6 +108,9 @@ def verify_files(
             )
     used = {TOKENIZER_FILE, *(graph.file for graph in manifest.graphs)}
     used |= {derived.file for derived in manifest.derived}
+    trunk = manifest.trunk.file
+    if manifest.derived and not (bundle / trunk).exists():  # an export for the CPU alone
+        used.remove(trunk)
     used |= {file for file in CHAT_TEMPLATE_FILES.values() if (bundle / file).exists()}
     if missing := sorted(used - set(manifest.files)):
         raise PassError(f"{bundle / FILE_NAME}: {missing[0]} is used but not listed under files")

@@ -20,7 +20,7 @@ CHAT_TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "chat_templ
 """The files of chat templates, by name. Conversations with tools use `tool_use` if it exists."""
 ENGINES_DIRECTORY = "engines"
 """The directory of engine sets in a bundle."""
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 4
 
 
 class _Strict(BaseModel):
@@ -39,8 +39,8 @@ FileName = Annotated[str, AfterValidator(_plain_name)]
 """The name of a file in the bundle's directory. Only engine sets have directories of their own."""
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
-WeightFormat = Literal["full", "int8", "int4", "fp8", "w8a8", "source"]
-"""The values of `pass-export --weights`. "source" keeps the weights of a GGUF file as they are."""
+WeightFormat = Literal["full", "int8", "int4", "fp8"]
+"""The values of `pass-export --weights`."""
 
 
 class Tensor(_Strict):
@@ -67,27 +67,18 @@ class Graph(_Strict):
 
 class DerivedTrunk(_Strict):
     """The trunk rewritten for ONNX Runtime on one `device`: it has other nodes than `trunk.onnx`,
-    and the same inputs, outputs and file of weights.
+    and the same inputs and outputs. On the CPU its nodes are those of our own library
+    (runtime/kernels), and its weights are packed for them, in a file of its own.
 
-    batch: the only batch size that it runs; null is any. With batch 1 on the CPU, attention pads a
-    window of one row to two, and so overwrites the entry after the window in the KV cache, which
-    needs a spare entry. lookahead_rows: whether its windows may have look-ahead rows. A trunk
-    without them computes the same bits as the one with them, in less time.
-    weight_zero_points: whether 8-bit weights with a scale for each output have zero points (all 0).
-    ONNX Runtime needs these to make the weights unsigned, which it does on CPUs that do not sum
-    products of unsigned and signed 8-bit numbers exactly.
+    batch: the only batch size that it runs; null is any. lookahead_rows: whether its windows may
+    have look-ahead rows. A trunk without them computes the same bits as the one with them, in less
+    time.
     """
 
     file: FileName
     device: Literal["cpu", "cuda"]
     batch: Literal[1] | None = None
     lookahead_rows: bool = True
-    weight_zero_points: bool = False
-
-    @property
-    def spare_entries(self) -> int:
-        """How many entries of the KV cache a pass may overwrite after its window."""
-        return 1 if self.device == "cpu" and self.batch == 1 else 0
 
 
 class SchemeInfo(_Strict):
@@ -111,16 +102,13 @@ class QuantizationInfo(_Strict):
 
     grid: the default scheme, for decoder layers that are not in `layers`. lm_head: the LM head's
     scheme; null if it has the model's dtype. layers: by name, other decoder layers' schemes.
-    calibration: the text with which weights were rounded or activations measured; null for none.
-    activations: "static_int8" rounds the layers' inputs to 8 bits, except in `weight_only`.
+    calibration: the text with which weights were rounded; null for none.
     """
 
     grid: SchemeInfo
     lm_head: SchemeInfo | None
     layers: dict[str, SchemeInfo] = Field(default_factory=dict)
     calibration: str | None = None
-    activations: Literal["full", "static_int8"] = "full"
-    weight_only: tuple[str, ...] = Field(strict=False, default=())
 
     @property
     def zero_points(self) -> bool:
@@ -319,7 +307,8 @@ class EngineSet(_Strict):
 class Manifest(_Strict):
     """All that a runtime in any language needs to drive the bundle's graphs (docs/bundle.md).
 
-    rule: how drafts are accepted. derived: trunks rewritten for one device each. logprobs: the
+    rule: how drafts are accepted. trunk: the portable trunk; without an entry in `files`, the
+    bundle has `derived` alone. derived: trunks rewritten for one device each. logprobs: the
     graph of the emitted tokens' log-probabilities, which can run after any tail. processors: the
     graph of constraints, penalties and biases, which can run before any tail; null in older
     bundles. feeds: by output, the input as which the next pass reads it, if it has another name.
@@ -327,7 +316,7 @@ class Manifest(_Strict):
     """
 
     format: Literal["pass-bundle"]
-    version: Literal[3]
+    version: Literal[4]
     model: ModelInfo
     lookahead: LookaheadInfo
     rule: Rule

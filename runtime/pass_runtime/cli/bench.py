@@ -264,6 +264,7 @@ def about(session: Session) -> dict[str, Any]:
         "weights": session.manifest.model.weights,
         "device": session.backend.capabilities.device,
         "uncaptured": session.backend.uncaptured,
+        "kernels": session.backend.capabilities.kernels,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_onnx_runtime()}",
     }
 

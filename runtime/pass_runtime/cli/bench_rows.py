@@ -264,7 +264,11 @@ def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
         for row in report["rows"]
     ]
     show_rows(
-        f"{report['bundle']} on {report['device']}: {report['machine']}", rows, ("window",), console
+        f"{report['bundle']} on {report['device']}, kernels {report['kernels']}: "
+        f"{report['machine']}",
+        rows,
+        ("window",),
+        console,
     )
     console.print(
         f"{report['cached']} cached tokens, KV capacity {report['capacity']}; ratios are to "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from importlib import import_module
@@ -140,9 +138,9 @@ def flags_of(options: type[Options], *names: str) -> Callable[[F], F]:
 
 
 def load_flags(*names: str) -> Callable[[F], F]:
-    """Return a decorator that adds --device --threads --capacity --trust-bundle --no-weight-cache,
-    and the flags of these fields of `LoadOptions`."""
-    always = ("device", "threads", "capacity", "verify", "weight_cache")
+    """Return a decorator that adds --device --threads --capacity --trust-bundle, and the flags of
+    these fields of `LoadOptions`."""
+    always = ("device", "threads", "capacity", "verify")
     return flags_of(LoadOptions, *names, *always)
 
 
@@ -171,25 +169,9 @@ def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
 
 
 def open_bundle(bundle: Path, options: LoadOptions) -> Session:
-    """Open a bundle, and say on a terminal if its weights are packed first."""
     with importing():  # ONNX Runtime takes long: a signal then ends the process at once
         import_module("pass_runtime.backends.ort.backend")
-    announce_packing()
     return load(bundle, options)
-
-
-def announce_packing() -> None:
-    """Print the log line about packing weights, which explains why the first opening is slow, if
-    stderr is a terminal."""
-    from pass_runtime.backends.ort.packed_weights import PACKING, log
-
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if not on_terminal or logging.getLogger().handlers or log.handlers:
-        return
-    handler = logging.StreamHandler()
-    handler.addFilter(lambda record: record.msg == PACKING)
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
 
 
 def refuse_given(why: str, *names: str) -> None:

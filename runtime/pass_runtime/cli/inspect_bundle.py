@@ -40,14 +40,16 @@ def run_inspect(
     every file first, with a PassError if one differs. device: a GPU on which to run all passes;
     what it captures is printed in place of the tables, or in further fields of the JSON."""
     with importing():
-        from pass_runtime.backends.ort.kernels import find_kernels
+        from pass_runtime.backends.ort.trunks import cpu_kernels
     manifest = read_manifest(bundle)
     if verify:
         verify_files(bundle, manifest)
         for engines in manifest.engines:
             verify_engines(bundle, engines, hashes=True)
-    kernels = find_kernels(manifest)
-    contents = describe(bundle, manifest) | {"verified": verify, "cpu": kernels._asdict()}
+    found = cpu_kernels(manifest, "cpu")
+    missing = f" (ours are missing: {found})" if isinstance(found, str) else ""
+    kernels = "onnxruntime" if found is None or isinstance(found, str) else found.name
+    contents = describe(bundle, manifest) | {"verified": verify, "kernels": kernels}
     gpu, captures = ("", {}) if device is None else find_captures(bundle, device, max_batch_size)
     if as_json:
         device_fields = {"device": gpu, "captures": captures} if device else {}
@@ -55,7 +57,7 @@ def run_inspect(
     elif device:
         print_captures(gpu, captures)
     else:
-        print_tables(contents, str(kernels))
+        print_tables(contents, kernels + missing)
 
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
@@ -107,14 +109,13 @@ def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def print_tables(contents: dict[str, Any], cpu: str) -> None:
-    """Print the contents, except the hashes, as tables. cpu: the kinds of numbers that ONNX
-    Runtime's kernels compute with on this CPU."""
+def print_tables(contents: dict[str, Any], kernels: str) -> None:
+    """Print the contents, except the hashes, as tables. kernels: those that run on this CPU."""
     console = OutputConsole(highlight=False)
     table = Table(title=escape(contents["bundle"]), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in (*_rows(contents), ("this CPU", cpu)):
+    for name, value in (*_rows(contents), ("kernels on this CPU", kernels)):
         table.add_row(name, escape(value))
     console.print(table)
     samplers = sorted({sampler for plan in contents["plans"] for sampler in plan["samplers"]})
@@ -202,20 +203,14 @@ def _quantization(quantization: dict[str, Any] | None) -> list[tuple[str, str]]:
     if quantization is None:
         return []
     lm_head, exceptions = quantization["lm_head"], quantization["layers"]
-    default, weight_only = quantization["grid"], quantization["weight_only"]
     head = "none" if lm_head is None else _scheme(lm_head)
-    rows = [("  weights", f"{_scheme(default)}; LM head {head}")]
-    if quantization["activations"] != "full":
-        rows.append(("  activations", f"int8, static, calibrated on {quantization['calibration']}"))
-        schemes = sorted({_scheme(exceptions.get(layer, default)) for layer in weight_only})
-        suffix = f": {_listed(schemes)}" if schemes else ""
-        rows.append(("  weight-only", _listed(weight_only) + suffix))
     by_scheme: dict[str, list[str]] = {}
     for layer, scheme in exceptions.items():
-        if layer not in weight_only:  # those are listed above
-            by_scheme.setdefault(_scheme(scheme), []).append(layer)
-    rows += [(f"  {scheme}", _listed(layers)) for scheme, layers in by_scheme.items()]
-    return rows
+        by_scheme.setdefault(_scheme(scheme), []).append(layer)
+    return [
+        ("  weights", f"{_scheme(quantization['grid'])}; LM head {head}"),
+        *((f"  {scheme}", _listed(layers)) for scheme, layers in by_scheme.items()),
+    ]
 
 
 def _scheme(scheme: dict[str, Any]) -> str:

@@ -86,7 +86,8 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
             f"tokens/s of {plans[0]['plan']}; ratio to it, and tokens per pass (tau), of the others"
         )
         show_rows(title, _by_prompt(plans), ("prompt",), console)
-    model = f"{report['bundle']} ({report['weights']}) on {report['device']}: {report['machine']}"
+    device = f"{report['device']}, kernels {report['kernels']}"
+    model = f"{report['bundle']} ({report['weights']}) on {device}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
     show_rows(model, rows, ("plan", "acceptance by position"), console)
     for line in (*_bars(plans), *_notes(report)):

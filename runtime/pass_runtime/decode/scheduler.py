@@ -45,7 +45,7 @@ class Usage:
     """The load at one moment. running, waiting: how many sequences are in slots and in the queue.
     cached: how many tokens of running sequences are in the KV cache. capacity: the largest KV
     capacity of all slots together, in tokens. graphs_not_captured: how many ONNX graphs or passes
-    are slow because they could not be captured as CUDA graphs."""
+    are slow because they could not be captured as CUDA graphs. kernels: `Capabilities.kernels`."""
 
     running: int
     waiting: int
@@ -53,6 +53,7 @@ class Usage:
     cached: int
     capacity: int
     graphs_not_captured: int = 0
+    kernels: str = ""
 
     @property
     def cache_share(self) -> float:
@@ -113,7 +114,13 @@ class Scheduler:
         backend = self.runner.backend
         capacity = slots * backend.capabilities.max_capacity
         return Usage(
-            len(cached), len(self.waiting), slots, sum(cached), capacity, len(backend.uncaptured)
+            len(cached),
+            len(self.waiting),
+            slots,
+            sum(cached),
+            capacity,
+            len(backend.uncaptured),
+            backend.capabilities.kernels,
         )
 
     def step(self) -> None:

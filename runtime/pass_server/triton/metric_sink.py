@@ -64,10 +64,10 @@ class TritonMetricSink:
 
     def update_gauges(self, session: Session, model: str) -> None:
         """Record the gauges whose values have changed."""
-        for metric, value in read_gauges(session).items():
+        for metric, value, labels in read_gauges(session):
             if self._gauges.get(metric) != value:
                 self._gauges[metric] = value
-                self.record(metric, value, model)
+                self.record(metric, value, model, *labels)
 
     def close(self) -> None:
         """Send what is left, and end the thread."""

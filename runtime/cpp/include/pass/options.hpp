@@ -113,9 +113,6 @@ struct PASS_API LoadOptions {
     // the model's, or that of the engines.
     std::optional<std::int64_t> capacity;
     bool verify = true;  // compare the hashes of the bundle's files with the manifest's
-    // On the CPU, memory-map the packed weights from the user's cache directory, if the Python
-    // runtime has stored them there.
-    bool weight_cache = true;
     // Reuse K/V of earlier requests that begin with the same tokens, where this changes no bit of
     // the results: with ONNX Runtime on the CPU. Elsewhere only requests with `reuse_prefix` do.
     bool prefix_cache = true;

@@ -37,7 +37,6 @@ typedef struct pass_load_options {
     int64_t capacity;        /* KV capacity in tokens, a multiple of 4; 0: LoadOptions' default */
     int verify;              /* compare the hashes of the bundle's files */
     int text;                /* open the bundle's tokenizer, which text and stop strings need */
-    int weight_cache;        /* as LoadOptions::weight_cache */
     int64_t speculative_max_concurrency; /* with more sequences, none drafts; -1: no limit */
     int prefix_cache;                    /* as LoadOptions::prefix_cache */
 } pass_load_options;

@@ -39,7 +39,7 @@ class PASS_API Bundle {
     int lookahead() const;                        // L, the most look-ahead drafts of a pass
     const std::string& rule() const;              // how drafts are accepted: "match", "rejection"
     const std::string& dtype() const;             // of activations and KV cache
-    const std::string& weights() const;           // of the linear layers: "full", "w8a8", ...
+    const std::string& weights() const;           // of the linear layers: "full", "int4", ...
     const std::string& lookahead_source() const;  // where the look-ahead embeddings come from
     const std::vector<std::int64_t>& eos_token_ids() const;
     std::optional<std::int64_t> bos_token_id() const;

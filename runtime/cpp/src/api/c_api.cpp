@@ -74,7 +74,6 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     options.max_queue = static_cast<std::size_t>(std::max<std::int64_t>(given.max_queue, 0));
     if (given.capacity != 0) options.capacity = given.capacity;
     options.verify = given.verify != 0;
-    options.weight_cache = given.weight_cache != 0;
     if (given.speculative_max_concurrency >= 0)
         options.speculative_max_concurrency = given.speculative_max_concurrency;
     options.prefix_cache = given.prefix_cache != 0;
@@ -176,7 +175,7 @@ void pass_init_load_options(pass_load_options* options, size_t size) {
     defaults.device = "auto";
     defaults.max_batch_size = 1;
     defaults.max_queue = 1024;
-    defaults.verify = defaults.weight_cache = defaults.prefix_cache = 1;
+    defaults.verify = defaults.prefix_cache = 1;
     defaults.speculative_max_concurrency = -1;
     copy_out(defaults, options, size);
 }

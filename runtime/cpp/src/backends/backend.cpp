@@ -10,16 +10,13 @@
 namespace pass {
 
 Backend::Backend(const Manifest& manifest, Capabilities capabilities,
-                 std::unique_ptr<Memory> memory, std::int64_t spare_entries)
+                 std::unique_ptr<Memory> memory)
     : manifest_(manifest),
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
-      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width,
-                capabilities_.least_rows),
-      // A window that is padded to `least_rows` rows reaches into the rows of later slots.
-      buffers_(*memory_, std::max(capabilities_.slots(), capabilities_.least_rows),
-               bindings_.transient()),
-      cache_(*memory_, manifest, capabilities_.slots(), spare_entries),
+      bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width),
+      buffers_(*memory_, capabilities_.slots(), bindings_.transient()),
+      cache_(*memory_, manifest, capabilities_.slots()),
       noise_(buffers_, manifest.rule == "rejection" ? noise_streams.size() : 1,
              capabilities_.slots(), capabilities_.noise_positions()),
       lengths_(static_cast<std::size_t>(capabilities_.slots())) {}
@@ -104,7 +101,7 @@ void Backend::prefill(int slot, std::int64_t length, std::span<const std::int64_
                       int width) {
     const Plan plan = prefill_plan(width);
     const std::string scope = prefill_scope;
-    const int padded_width = bindings_.trunk_width(plan, 1);
+    const int padded_width = bindings_.padded_width(plan);
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
     ids.resize(static_cast<std::size_t>(padded_width), 0);
     buffers_.write(scope + "input_ids", {1, padded_width}, ids);

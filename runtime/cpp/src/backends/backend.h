@@ -63,9 +63,7 @@ struct Logprobs {
 // A bundle on one device, with slots 0 .. capabilities().slots()-1.
 class Backend {
    public:
-    // spare_entries: how many cache entries after its window a pass may overwrite, as padding.
-    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
-            std::int64_t spare_entries = 0);
+    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory);
     virtual ~Backend() = default;
     Backend(const Backend&) = delete;
     Backend& operator=(const Backend&) = delete;

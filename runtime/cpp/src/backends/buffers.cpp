@@ -27,7 +27,10 @@ std::int64_t product(const Shape& shape) {
 
 std::byte* Buffers::address_of(const Binding& binding) {
     const std::size_t item = item_size(binding.dtype);
-    if (binding.by_slot) return rows_address(binding.buffer, binding.row, item);
+    if (binding.by_slot) {
+        const Shape row(binding.shape.begin() + 1, binding.shape.end());
+        return rows_address(binding.buffer, row, item);
+    }
     std::byte* buffer = address(binding.buffer, binding.shape, product(binding.shape), item);
     if (binding.constant && filled_.insert(buffer).second)
         memory_.upload(buffer, binding.constant->data(), binding.constant->size());

@@ -35,11 +35,7 @@ struct Capabilities {
     bool same_entries = false;
     // Whether passes run as captured CUDA graphs that stay valid when the KV capacity changes.
     bool keeps_graphs = false;
-    int least_width = 1;     // narrower windows are padded to this many rows
-    bool exact_sums = true;  // whether 8-bit products are summed exactly, as integers
-    // A pass of the trunk over fewer rows, in all slots together, could round differently, so it is
-    // padded to this many. The padding is no part of the window: tails do not see it.
-    int least_rows = 1;
+    int least_width = 1;  // narrower windows are padded to this many rows
     // The `noise_positions` that engines were built for; 0: compute it from the largest capacity.
     std::int64_t engine_positions = 0;
     // Width of a wide chunk, which needs much memory -> the largest KV capacity it may run with.
@@ -78,10 +74,10 @@ struct Capabilities {
 
 // 1, 2, 4, ... up to and including `maximum`.
 std::vector<int> batch_sizes_up_to(int maximum);
-// KV capacities for CPUs, where attention takes time for every cache entry, valid or not, so that
-// the capacity must follow a text's length closely: multiples of 64 up to and including `maximum`,
-// each at most an eighth or 64 larger than the one before. (Over a multiple of 64 entries, sums
-// round alike however many of the entries are masked.)
+// KV capacities for CPUs, where the portable trunk takes time for every entry, valid or not, so
+// that the capacity must follow a text's length closely: multiples of 64 up to and including
+// `maximum`, each at most an eighth or 64 larger than the one before. (Over a multiple of 64
+// entries, sums round alike however many of the entries are masked.)
 std::vector<std::int64_t> stepped_capacities(std::int64_t maximum);
 // KV capacities for GPUs: 256, 512, ... up to `maximum`. Few, as each needs its own CUDA graphs.
 std::vector<std::int64_t> doubling_capacities(std::int64_t maximum);

@@ -4,12 +4,11 @@
 
 namespace pass {
 
-KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries)
+KVCache::KVCache(Memory& memory, const Manifest& manifest, int slots)
     : memory_(memory),
       slots_(slots),
       heads_(manifest.model.kv_heads),
-      head_dim_(manifest.model.head_dim),
-      spare_(spare_entries) {
+      head_dim_(manifest.model.head_dim) {
     for (const Tensor& tensor : manifest.trunk.inputs) {
         if (!tensor.name.starts_with(cache_prefix)) continue;
         names_.push_back(tensor.name);
@@ -22,7 +21,7 @@ std::size_t KVCache::bytes_of(std::int64_t entries) const {
 }
 
 std::byte* KVCache::address(std::size_t index, int slot) const {
-    return addresses_[index] + static_cast<std::size_t>(slot * heads_) * pitch(capacity_);
+    return addresses_[index] + static_cast<std::size_t>(slot * heads_) * bytes_of(capacity_);
 }
 
 void KVCache::copy(std::byte* target, std::size_t target_pitch, const std::byte* source,
@@ -32,7 +31,7 @@ void KVCache::copy(std::byte* target, std::size_t target_pitch, const std::byte*
 }
 
 void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {
-    const std::size_t pitch_before = pitch(capacity_), pitch_after = pitch(capacity);
+    const std::size_t pitch_before = bytes_of(capacity_), pitch_after = bytes_of(capacity);
     const std::size_t slot_bytes = static_cast<std::size_t>(heads_) * pitch_after;
     std::vector<std::byte*> resized;
     resized.reserve(names_.size());
@@ -56,7 +55,7 @@ void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> length
 }
 
 void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows) {
-    const std::size_t stride = pitch(capacity_);
+    const std::size_t stride = bytes_of(capacity_);
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto index = static_cast<std::int64_t>(i);
         if (rows[i] == index) continue;  // as all rows of a chain
@@ -68,7 +67,7 @@ void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int6
 }
 
 void KVCache::copy_slot(int source, int target, std::int64_t length) {
-    const std::size_t stride = pitch(capacity_);
+    const std::size_t stride = bytes_of(capacity_);
     for (std::size_t i = 0; i < addresses_.size(); ++i)
         copy(address(i, target), stride, address(i, source), stride, bytes_of(length));
 }
@@ -80,7 +79,7 @@ std::size_t KVCache::saved_bytes(std::int64_t length) const {
 void KVCache::save(int slot, std::int64_t length, std::byte* target) {
     const std::size_t size = bytes_of(length);
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
-        copy(target, size, address(i, slot), pitch(capacity_), size);
+        copy(target, size, address(i, slot), bytes_of(capacity_), size);
         target += static_cast<std::size_t>(heads_) * size;
     }
 }
@@ -88,7 +87,7 @@ void KVCache::save(int slot, std::int64_t length, std::byte* target) {
 void KVCache::load(int slot, std::int64_t count, const std::byte* source, std::int64_t length) {
     const std::size_t size = bytes_of(length);
     for (std::size_t i = 0; i < addresses_.size(); ++i) {
-        copy(address(i, slot), pitch(capacity_), source, size, bytes_of(count));
+        copy(address(i, slot), bytes_of(capacity_), source, size, bytes_of(count));
         source += static_cast<std::size_t>(heads_) * size;
     }
 }

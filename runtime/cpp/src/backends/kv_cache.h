@@ -1,4 +1,5 @@
-// The KV cache of all slots: tensors [slots,KV heads,S,head size] of each layer's keys and values.
+// The KV cache of all slots: tensors [slots,KV heads,capacity,head size] of each layer's keys and
+// values.
 //
 // Slots are the outermost dimension, so that a pass over the first b slots is bound to the
 // beginning of every tensor, and the prefill of one slot to that slot's part.
@@ -17,8 +18,7 @@ namespace pass {
 
 class KVCache {
    public:
-    // S is `capacity` plus `spare_entries`, the entries that a pass may overwrite after its window.
-    KVCache(Memory& memory, const Manifest& manifest, int slots, std::int64_t spare_entries);
+    KVCache(Memory& memory, const Manifest& manifest, int slots);
 
     // The KV capacity in tokens; 0 until the first `resize`.
     std::int64_t capacity() const { return capacity_; }
@@ -27,7 +27,7 @@ class KVCache {
     const std::vector<std::string>& names() const { return names_; }
     // The shape that every tensor has for a pass over `slots` slots.
     std::array<std::int64_t, 4> shape(int slots) const {
-        return {slots, heads_, capacity_ + spare_, head_dim_};
+        return {slots, heads_, capacity_, head_dim_};
     }
     // The address of the part of `slot` in the tensor names()[index].
     std::byte* address(std::size_t index, int slot) const;
@@ -49,8 +49,6 @@ class KVCache {
    private:
     // The bytes of `entries` cache entries in one head.
     std::size_t bytes_of(std::int64_t entries) const;
-    // The bytes of one head of one slot, for a KV capacity in tokens.
-    std::size_t pitch(std::int64_t capacity) const { return bytes_of(capacity + spare_); }
     // Copy `size` bytes of every head. Heads begin `target_pitch` and `source_pitch` bytes apart.
     void copy(std::byte* target, std::size_t target_pitch, const std::byte* source,
               std::size_t source_pitch, std::size_t size);
@@ -59,7 +57,7 @@ class KVCache {
     int slots_;
     std::vector<std::string> names_;
     std::string dtype_;
-    std::int64_t heads_, head_dim_, spare_, capacity_ = 0;
+    std::int64_t heads_, head_dim_, capacity_ = 0;
     std::vector<std::byte*> addresses_;
 };
 

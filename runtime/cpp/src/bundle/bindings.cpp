@@ -56,10 +56,7 @@ BundleBindings::Constants BundleBindings::constants(const Plan& plan) const {
 
 Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const {
     Constants fixed = constants(plan);
-    const int width = trunk_width(plan, batch);
-    // Rows that pad a pass up to least_rows have logits too: matrix products of fewer rows round
-    // differently, and logits are such a product.
-    const int num_logits = prefill ? 1 : width > padded_width(plan) ? width : plan.width();
+    const int width = padded_width(plan), num_logits = prefill ? 1 : plan.width();
     if (width > plan.width()) {  // only windows of one row are padded: this is a chain
         fixed = constants(prefill_plan(width));
         std::vector<std::int64_t> logit_rows(static_cast<std::size_t>(num_logits));
@@ -71,10 +68,7 @@ Bindings BundleBindings::trunk(const Plan& plan, int batch, bool prefill) const 
                       {"width", width},
                       {"logit_rows", num_logits},
                       {"lookahead_rows", width > plan.width() ? 0 : plan.lookahead_rows()}};
-    Sizes unpadded = sizes;
-    unpadded["width"] = padded_width(plan);
-    unpadded["logit_rows"] = plan.width();
-    return bind_graph(manifest_.trunk, sizes, plan, fixed, prefill ? prefill_scope : "", &unpadded);
+    return bind_graph(manifest_.trunk, sizes, plan, fixed, prefill ? prefill_scope : "");
 }
 
 const Graph& BundleBindings::tail_graph(const Plan& plan, Sampler sampler) const {
@@ -123,39 +117,30 @@ Bindings BundleBindings::logprobs(const Plan& plan, int batch) const {
 }
 
 Bindings BundleBindings::bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
-                                    const Constants& constants, const std::string& scope,
-                                    const Sizes* unpadded) const {
-    const Sizes& slot_sizes = unpadded == nullptr ? sizes : *unpadded;
+                                    const Constants& constants, const std::string& scope) const {
     Bindings result;
     for (const Tensor& tensor : graph.inputs) {
         if (tensor.name.starts_with(cache_prefix)) continue;
-        result.inputs.push_back(
-            bind(padded(tensor, plan), sizes, plan, constants, scope, slot_sizes));
+        result.inputs.push_back(bind(padded(tensor, plan), sizes, plan, constants, scope));
     }
     for (const Tensor& tensor : graph.outputs) {
         if (tensor.name.starts_with(present_prefix)) continue;
-        result.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope, slot_sizes));
+        result.outputs.push_back(bind(padded(tensor, plan), sizes, plan, {}, scope));
     }
     return result;
 }
 
 Binding BundleBindings::bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
-                             const Constants& constants, const std::string& scope,
-                             const Sizes& unpadded) const {
-    Binding result{tensor.name, "", {}, tensor.dtype, false, {}, nullptr};
+                             const Constants& constants, const std::string& scope) const {
+    Binding result{tensor.name, "", {}, tensor.dtype, false, nullptr};
     for (const Dimension& size : tensor.shape) {
         const auto* name = std::get_if<std::string>(&size);
         if (name != nullptr && sizes.find(*name) == sizes.end()) {
             throw Error(tensor.name + " has a dimension " + *name +
                         " that this version does not know; export again");
         }
-        const auto size_in = [&](const Sizes& named) {
-            return name != nullptr ? named.at(*name) : std::get<std::int64_t>(size);
-        };
-        result.shape.push_back(size_in(sizes));
-        result.row.push_back(size_in(unpadded));
+        result.shape.push_back(name != nullptr ? sizes.at(*name) : std::get<std::int64_t>(size));
     }
-    if (!result.row.empty()) result.row.erase(result.row.begin());
     if (const auto constant = constants.find(tensor.name); constant != constants.end()) {
         result.buffer = scope + plan.name + "." + tensor.name;
         result.constant = constant->second;

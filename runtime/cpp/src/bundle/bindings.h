@@ -31,16 +31,14 @@ const char* name_of(Sampler sampler);
 using Bytes = std::vector<std::uint8_t>;
 
 // The buffer, shape and dtype of a tensor. by_slot: whether the buffer has a row for every slot; a
-// pass over b slots is bound to the first b rows. row: the shape of one of these rows. In passes
-// that are padded for `least_rows`, `shape` has longer rows: their ends lie in the rows of other
-// slots. constant: what the buffer always holds; null if the host or a graph writes it.
+// pass over b slots is bound to the first b rows. constant: what the buffer always holds; null if
+// the host or a graph writes it.
 struct Binding {
     std::string tensor;
     std::string buffer;
     std::vector<std::int64_t> shape;
     std::string dtype;
     bool by_slot = true;
-    std::vector<std::int64_t> row;
     std::shared_ptr<const Bytes> constant;
 };
 
@@ -51,25 +49,16 @@ struct Bindings {
 
 // The bindings of a bundle's graphs, from its manifest. positions: N, the number of positions that
 // the tails' noise inputs list. least_width: the fewest rows of a window that the engine runs;
-// narrower windows are padded at their end, and so are their buffers. least_rows: the fewest rows,
-// of all slots together, that the trunk runs; passes of fewer rows are padded for the trunk alone.
+// narrower windows are padded at their end, and so are their buffers.
 class BundleBindings {
    public:
-    BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width,
-                   int least_rows)
-        : manifest_(manifest),
-          positions_(positions),
-          least_width_(least_width),
-          least_rows_(least_rows) {}
+    BundleBindings(const Manifest& manifest, std::int64_t positions, int least_width)
+        : manifest_(manifest), positions_(positions), least_width_(least_width) {}
 
     // Buffers whose content is not needed after the pass that wrote it.
     std::set<std::string> transient() const;
     // The rows of a window in its buffers: at least `least_width`.
     int padded_width(const Plan& plan) const { return std::max(plan.width(), least_width_); }
-    // The rows of each slot's window in a pass of the trunk over `batch` slots.
-    int trunk_width(const Plan& plan, int batch) const {
-        return std::max(padded_width(plan), (least_rows_ + batch - 1) / batch);
-    }
     // The bindings of the trunk, without the KV cache. prefill: use the buffers of prefill, and
     // compute the logits of a single row, which the host chooses.
     Bindings trunk(const Plan& plan, int batch, bool prefill = false) const;
@@ -94,17 +83,15 @@ class BundleBindings {
     Tensor padded(const Tensor& tensor, const Plan& plan) const;
     // The binding of `tensor`. The parameters are those of `bind_graph`.
     Binding bind(const Tensor& tensor, const Sizes& sizes, const Plan& plan,
-                 const Constants& constants, const std::string& scope, const Sizes& unpadded) const;
+                 const Constants& constants, const std::string& scope) const;
     // The bindings of `graph`, without the KV cache. sizes: by symbolic dimension. constants: the
-    // inputs that are bound to constants, by name. scope: a prefix of the buffers' names. unpadded:
-    // `sizes` without the padding for `least_rows`; null if there is none.
+    // inputs that are bound to constants, by name. scope: a prefix of the buffers' names.
     Bindings bind_graph(const Graph& graph, const Sizes& sizes, const Plan& plan,
-                        const Constants& constants, const std::string& scope = "",
-                        const Sizes* unpadded = nullptr) const;
+                        const Constants& constants, const std::string& scope = "") const;
 
     const Manifest& manifest_;
     std::int64_t positions_;
-    int least_width_, least_rows_;
+    int least_width_;
 };
 
 }  // namespace pass

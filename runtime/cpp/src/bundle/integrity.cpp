@@ -127,16 +127,10 @@ HashCache::HashCache() {
     }
 }
 
-bool HashCache::knows(const std::filesystem::path& path, const std::string& sha256) const {
-    const std::optional<Identity> identity = identity_of(path);
-    if (!identity) return false;
-    const auto entry = hashes_.find(identity->text);
-    return entry != hashes_.end() && entry->second == sha256;
-}
-
 bool HashCache::matches(const std::filesystem::path& path, const std::string& sha256) {
-    if (knows(path, sha256)) return true;
     const std::optional<Identity> before = identity_of(path);
+    const auto cached = before ? hashes_.find(before->text) : hashes_.end();
+    if (cached != hashes_.end() && cached->second == sha256) return true;
     const std::string actual = sha256_of_file(path);
     const std::optional<Identity> after = identity_of(path);
     timespec now{};
@@ -183,6 +177,8 @@ std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Ma
     }
     if (manifest.processors) used.insert(manifest.processors->file);
     for (const DerivedTrunk& derived : manifest.derived) used.insert(derived.file);
+    if (!manifest.derived.empty() && !std::filesystem::exists(bundle / manifest.trunk.file))
+        used.erase(manifest.trunk.file);  // exported for one device alone
     for (const char* name : chat_template_files) {
         if (std::filesystem::exists(bundle / name)) used.insert(name);
     }

@@ -27,8 +27,6 @@ class HashCache {
     // Reads the cache's file. The cache is empty if that cannot be read.
     HashCache();
 
-    // Whether the cache has this hash for `path`. The file's content is not read.
-    bool knows(const std::filesystem::path& path, const std::string& sha256) const;
     // Whether `path` has this hash. Reads a file that is not cached; throws Error if that fails.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
     // Write the new hashes, and those that other processes have written meanwhile, to the cache's

@@ -21,7 +21,7 @@ inline constexpr const char* tokenizer_file = "tokenizer.json";
 inline constexpr const char* chat_template_files[] = {"chat_template.jinja",
                                                       "chat_template.tool_use.jinja"};
 inline constexpr const char* engines_directory = "engines";
-inline constexpr int manifest_version = 3;
+inline constexpr int manifest_version = 4;
 
 // A JSON object: its keys and values in the order of the file.
 template <class Value>
@@ -51,38 +51,14 @@ struct Graph {
 };
 
 // The trunk rewritten for ONNX Runtime on one device: it has other nodes than the trunk, and the
-// same inputs, outputs and file of weights. batch: the only batch size that it runs; none: it runs
-// any. lookahead_rows: whether its windows may have look-ahead rows; a trunk that runs none
-// computes the same bits in less time. weight_zero_points: whether 8-bit weights with one scale for
-// each output have zero points (all 0). On CPUs that need unsigned weights, 128 is added to both.
+// same inputs and outputs. On the CPU these nodes are operators of the kernels library. batch: the
+// only batch size that it runs; none: it runs any. lookahead_rows: whether its windows may have
+// look-ahead rows; a trunk that runs none computes the same bits in less time.
 struct DerivedTrunk {
     std::string file;
     std::string device;
     std::optional<std::int64_t> batch;
     bool lookahead_rows = true;
-    bool weight_zero_points = false;
-    // How many entries the KV cache needs beyond its capacity: a CPU trunk for one slot pads
-    // windows of one row, which would round differently, and writes the K/V of the padding, too.
-    std::int64_t spare_entries() const { return device == "cpu" && batch ? 1 : 0; }
-};
-
-// How the weights of linear layers are quantized. numbers: the type of their codes: int8, int4 or
-// fp8. block_size: how many inputs of an output share a scale; none: all of them. offsets: whether
-// an offset is added to all values of a block.
-struct SchemeInfo {
-    std::string numbers;
-    std::optional<std::int64_t> block_size;
-    bool offsets = false;
-};
-
-// How the model is quantized. grid: the default scheme, of decoder layers that are not in `layers`.
-// lm_head: the LM head's scheme, if it is quantized. layers: the schemes of other decoder layers,
-// by name. activations: "static_int8" if the inputs of layers are rounded to 8 bits, else "full".
-struct QuantizationInfo {
-    SchemeInfo grid;
-    std::optional<SchemeInfo> lm_head;
-    OrderedMap<SchemeInfo> layers;
-    std::string activations = "full";
 };
 
 // The exported model. dtype: the type of activations, KV cache and embeddings. weights: the format
@@ -92,7 +68,6 @@ struct ModelInfo {
     std::string name;
     std::string dtype;
     std::string weights;
-    std::optional<QuantizationInfo> quantization;  // none for "full", and in older bundles
     std::int64_t vocab_size = 0;
     std::int64_t hidden_size = 0;
     std::int64_t layers = 0;

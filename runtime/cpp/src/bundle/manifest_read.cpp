@@ -208,45 +208,51 @@ void read(const JsonNode& node, DerivedTrunk& out) {
         .field("device", out.device, one_of("cpu", "cuda"))
         .field_or_default("batch", out.batch, is_one)
         .field_or_default("lookahead_rows", out.lookahead_rows)
-        .field_or_default("weight_zero_points", out.weight_zero_points)
         .end();
 }
 
-void read(const JsonNode& node, SchemeInfo& out) {
+// Objects of the manifest that are checked and then dropped: their structs have no members.
+struct Scheme {};
+struct Quantization {};
+struct Constants {};
+struct Noise {};
+struct Version {};
+
+void read(const JsonNode& node, Scheme&) {
+    bool offsets = false;
     const auto none_or_positive = [](const JsonNode& field,
                                      const std::optional<std::int64_t>& size) {
         positive(field, size.value_or(1));
     };
     Fields(node)
-        .field("numbers", out.numbers, one_of("int8", "int4", "fp8"))
-        .field("block_size", out.block_size, none_or_positive)
+        .checked<std::string>("numbers", one_of("int8", "int4", "fp8"))
+        .checked<std::optional<std::int64_t>>("block_size", none_or_positive)
         .checked<bool>("zero_points")
-        .field_or_default("offsets", out.offsets)
+        .field_or_default("offsets", offsets)
         .end();
 }
 
-void read(const JsonNode& node, QuantizationInfo& out) {
+void read(const JsonNode& node, Quantization&) {
+    OrderedMap<Scheme> layers;
     std::optional<std::string> calibration;
-    std::vector<std::string> weight_only;
     Fields(node)
-        .field("grid", out.grid)
-        .field("lm_head", out.lm_head)
-        .field_or_default("layers", out.layers)
+        .checked<Scheme>("grid")
+        .checked<std::optional<Scheme>>("lm_head")
+        .field_or_default("layers", layers)
         .field_or_default("calibration", calibration)
-        .field_or_default("activations", out.activations, one_of("full", "static_int8"))
-        .field_or_default("weight_only", weight_only)
         .end();
 }
 
 void read(const JsonNode& node, ModelInfo& out) {
+    std::optional<Quantization> quantization;
     std::optional<OrderedMap<std::string>> special_tokens;
     Fields(node)
         .field("name", out.name)
         .checked<std::string>("source")
         .checked<std::string>("family")
         .field("dtype", out.dtype, one_of("float16", "bfloat16", "float32"))
-        .field("weights", out.weights, one_of("full", "int8", "int4", "fp8", "w8a8", "source"))
-        .field_or_default("quantization", out.quantization)
+        .field("weights", out.weights, one_of("full", "int8", "int4", "fp8"))
+        .field_or_default("quantization", quantization)
         .field("vocab_size", out.vocab_size, positive)
         .field("hidden_size", out.hidden_size, positive)
         .field("layers", out.layers, positive)
@@ -279,11 +285,6 @@ void read(const JsonNode& node, LookaheadInfo& out) {
         .field_or_default("head", out.head)
         .end();
 }
-
-// Objects of the manifest that are checked and then dropped: their structs have no members.
-struct Constants {};
-struct Noise {};
-struct Version {};
 
 void read(const JsonNode& node, Constants&) {
     Fields(node)

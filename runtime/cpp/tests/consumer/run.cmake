@@ -15,6 +15,11 @@ foreach(library pass static)
   endif()
 endforeach()
 
+file(GLOB_RECURSE kernels ${DIRECTORY}/installed/*/libpass_kernels.so)
+if(NOT kernels)
+  message(FATAL_ERROR "libpass_kernels.so is not installed")
+endif()
+
 # The library exports nothing but its own names, and of those only what PASS_API marks.
 file(GLOB_RECURSE library ${DIRECTORY}/installed/*/libpass.so)
 run(nm -D --defined-only --demangle ${library})

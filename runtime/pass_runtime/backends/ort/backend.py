@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,17 +39,15 @@ from pass_runtime.backends.ort.engine import (
     open_memory,
     open_session,
 )
-from pass_runtime.backends.ort.kernels import EXACT, find_kernels
-from pass_runtime.backends.ort.packed_weights import WeightCache
-from pass_runtime.backends.ort.packing import sample_logits
+from pass_runtime.backends.ort.kernels import Kernels
 from pass_runtime.backends.ort.trunks import (
     BoundSession,
     BoundSessions,
     BoundTensor,
     Trunks,
     bind,
+    cpu_kernels,
     log,
-    open_packed,
     open_trunk,
 )
 from pass_runtime.bundle.bindings import Bindings
@@ -104,13 +102,10 @@ def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> 
 FIRST_CAPACITY = 256
 """The first KV capacity on CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU, in tokens, are multiples of this, except the largest one: then the
-number of masked entries does not change how sums over all entries are rounded."""
-ROUNDED_WEIGHTS: Mapping[str, Collection[str]] = {
-    "cpu": ("int4", "int8", "source", "w8a8"),
-    "cuda": ("w8a8",),
-}
-"""Device -> the weight formats with which activations are rounded to 8 bits."""
+"""KV capacities on the CPU, in tokens, are multiples of this, except the largest one: in the
+portable trunk, other numbers of masked entries change how sums over all entries are rounded."""
+ROUNDED_WEIGHTS = ("int4", "int8")
+"""The weight formats with which the CPU's kernels round activations to 8 bits."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
 """The widths of prompt chunks; GPUs also have those of `wide_chunks`."""
 CAPTURE_DEVICES: Collection[str] = ("cuda",)
@@ -131,16 +126,14 @@ class OrtBackend(Backend):
         capacity: int | None = None,
         memory: Memory | None = None,
         exact: bool = False,
-        weight_cache: WeightCache | None = None,
         trunks: Trunks | None = None,
     ) -> None:
         """device: cpu, cuda, cuda:1 and so on, or auto. threads: CPU threads; 0 lets ONNX Runtime
         choose. max_batch_size: None is DEFAULT_BATCH. capacity: the largest KV capacity in tokens;
         None is the model's.
 
-        exact: open the trunk with `exact` (see `open_session`). weight_cache: where to keep the
-        trunk's packed weights; unused on a GPU and if `exact`. trunks: sessions of the trunk that
-        are open already, to use in place of new ones.
+        exact: as for `open_trunk`. trunks: sessions of the trunk that are open already, to use in
+        place of new ones.
         """
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
@@ -148,18 +141,7 @@ class OrtBackend(Backend):
         slots = doublings(max_batch_size or DEFAULT_BATCH)
         capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
-        kernels = find_kernels(manifest) if kind == "cpu" and not exact else EXACT
-        if kernels.least_rows is None:
-            log.info(
-                "%s: a token's values depend on the rows of its pass, so the prefix cache is off",
-                kernels,
-            )
-        least_rows = kernels.least_rows or 1
-        # The trunk for one slot attends to as many entries as are valid. If a softmax depends on
-        # the number of masked entries, take the trunk for several slots, which attends to a
-        # multiple of 64 entries.
-        self._trunk_slots = slots[-1] if kernels.equal_softmax else max(slots[-1], 2)
-        derived = manifest.derived_trunk(kind, self._trunk_slots)
+        kernels = None if exact else cpu_kernels(manifest, self._device)
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
@@ -168,22 +150,15 @@ class OrtBackend(Backend):
             slots,
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
-            rounds_activations=not exact and manifest.model.weights in ROUNDED_WEIGHTS[kind],
-            # On the CPU, a `DerivedTrunk` computes a token's K/V with the same bits in any window.
-            same_entries=kind == "cpu"
+            rounds_activations=kind == "cpu"
             and not exact
-            and derived is not None
-            and kernels.least_rows is not None,
-            exact_sums=kernels.exact_sums,
-            least_rows=least_rows,
+            and manifest.model.weights in ROUNDED_WEIGHTS,
+            same_entries=isinstance(kernels, Kernels),
+            kernels=kernels.name if isinstance(kernels, Kernels) else "onnxruntime",
         )
-        spare_entries = max(0 if derived is None else derived.spare_entries, least_rows - 1)
-        super().__init__(
-            bundle, manifest, capabilities, memory or open_memory(self._device), spare_entries
-        )
+        super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device))
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
-        self._weight_cache = weight_cache
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         # Bindings to the KV cache, valid until it is resized.
@@ -193,25 +168,10 @@ class OrtBackend(Backend):
         self._bound_tails = BoundSessions[tuple[Hashable, ...]]()
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
-        if self._weight_cache is None or self.capabilities.device != "cpu" or exact:
-            trunks = open_trunk(
-                self.bundle, self.manifest, self._device, self._trunk_slots, threads, exact=exact
-            )
-            self._note_capture(trunks.plain.file, trunks.plain)
-            return trunks
-        return open_packed(
-            self.bundle, self.manifest, self._trunk_slots, threads, self._weight_cache, self._probe
-        )
-
-    def _probe(
-        self, trunk: ort.InferenceSession, *, lookahead_rows: bool
-    ) -> list[npt.NDArray[np.float32]]:
-        """Return logits that a session of the trunk computes, to compare with another session's."""
-        slots, trunks = self.capabilities.slots, Trunks(trunk, lambda: trunk)
-        with closing(
-            OrtBackend(self.bundle, self.manifest, max_batch_size=slots, trunks=trunks)
-        ) as backend:
-            return sample_logits(backend, lookahead_rows=lookahead_rows)
+        slots = self.capabilities.slots
+        trunks = open_trunk(self.bundle, self.manifest, self._device, slots, threads, exact=exact)
+        self._note_capture(trunks.plain.file, trunks.plain)
+        return trunks
 
     @cached_property
     def _shared(self) -> Mapping[str, ort.OrtValue]:
@@ -365,8 +325,8 @@ def stepped_capacities(maximum: int) -> tuple[int, ...]:
     """Return the KV capacities on the CPU: 64, 128, ... below `maximum`, and `maximum`. A step is
     64, or the largest multiple of 64 up to an eighth of the capacity before it.
 
-    The steps are small: attention on the CPU takes time for every entry of the cache, valid or not,
-    and copying the cache whenever it grows costs less than attention over invalid entries.
+    The steps are small: attention of the portable trunk takes time for every entry of the cache,
+    valid or not, and copying the cache whenever it grows costs less.
     """
     sizes, size = [], CAPACITY_STEP
     while size < maximum:

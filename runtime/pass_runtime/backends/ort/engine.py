@@ -25,6 +25,7 @@ from pass_runtime.backends.cuda import (
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
 from pass_runtime.backends.ort.external_data import resolve_links
+from pass_runtime.backends.ort.kernels import library
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.noise import ROW_SIZE, TABLES, TABLES_FILE
@@ -49,16 +50,6 @@ PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
 has a node on the CPU, so the second options do not capture. TF32 would round float32."""
 
 WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
-SAVED_WEIGHTS_OPTION = "session.optimized_model_external_initializers_file_name"
-SAVE_OPTIONS = {
-    # Tensors of fewer bytes stay in the graph, because ONNX Runtime computes shapes from them.
-    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-    "session.save_external_prepacked_constant_initializers": "1",
-}
-UNSIGNED_OPTIONS = ("session.x64quantprecision", "session.qdqisint8allowed")
-"""With both options, ONNX Runtime makes int8 weights uint8, and does not change activations. It
-does so only on CPUs whose kernels do not sum products of uint8 and int8 codes exactly, and fails if
-a weight's zero points are missing or shared."""
 
 
 def choose_device(device: str) -> str:
@@ -104,9 +95,6 @@ def open_session(
     *,
     exact: bool = False,
     shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
-    save: Path | None = None,
-    packed: bool = False,
-    unsigned: bool = False,
 ) -> ort.InferenceSession:
     """Open a session of the graph `path` on `device`. Raises PassError if that fails. The session
     gets the attributes `captures` (whether it captures CUDA graphs), `not_captured` (ONNX Runtime's
@@ -114,10 +102,7 @@ def open_session(
 
     threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights. Fused kernels
     round activations to 8 bits; without them quantized weights are multiplied in float32, slowly.
-    shared: constants, by name, that the session reads from this memory and not from the file. save:
-    also write the optimized graph to this file, and the packed weights to a file beside it (.data).
-    packed: `path` was written with `save`. unsigned: make int8 weights uint8 on CPUs that do not
-    sum products of uint8 and int8 codes exactly.
+    shared: constants, by name, that the session reads from this memory and not from the file.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors only
@@ -127,22 +112,11 @@ def open_session(
     options.enable_mem_pattern = kind != "cpu"
     for name, value in shared.items():
         options.add_initializer(name, value)
-    if save is not None:
-        options.optimized_model_filepath = str(save)
-        for name, value in SAVE_OPTIONS.items():
-            options.add_session_config_entry(name, value)
-        options.add_session_config_entry(SAVED_WEIGHTS_OPTION, save.with_suffix(".data").name)
-    if unsigned:
-        for name in UNSIGNED_OPTIONS:
-            options.add_session_config_entry(name, "1")
-    if packed:
-        # Passes alternate between two such sessions. If the threads of one went on spinning after
-        # its pass, they would take cores from the other's pass, which doubled the time of a pass.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    if exact or packed:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if exact:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
+    if kind == "cpu" and (kernels := library()) is not None:
+        options.register_custom_ops_library(str(kernels))
     if kind == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, if installed
     if ordinal:  # ONNX Runtime's own error would not say how many GPUs there are.
@@ -165,7 +139,7 @@ def open_session(
         if "bad_alloc" in errors[-1]:
             raise PassError(
                 f"too little memory to load {path}: end other programs, or export the model "
-                "with --weights w8a8 or int4"
+                "with --weights int8 or int4"
             )
         raise PassError(f"onnxruntime cannot load {path}: {errors[-1]}")
     if session.get_providers()[0] != provider:
@@ -228,14 +202,14 @@ def check_graph(
         actual = [(tensor.name, tensor.type, tuple(tensor.shape)) for tensor in actual_tensors]
         for name, _, shape in sorted({*listed} ^ {*actual}, key=str):  # sizes: int or str
             raise PassError(
-                f"the manifest and {graph.file} differ in {name} {list(shape)}; export the bundle "
-                "again"
+                f"the manifest and {session.file} differ in {name} {list(shape)}; export the "
+                "bundle again"
             )
     if manifest is not None:
         stated = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))
         for name, value in trunk_metadata(manifest).items():
             if stated.get(name) != value:
                 raise PassError(
-                    f"the manifest says {name} {value} and {graph.file} {stated.get(name)}; "
+                    f"the manifest says {name} {value} and {session.file} {stated.get(name)}; "
                     "export the bundle again"
                 )

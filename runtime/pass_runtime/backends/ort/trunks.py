@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,13 @@ import onnxruntime as ort
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.ort.engine import PROVIDERS, check_graph, open_session
-from pass_runtime.backends.ort.kernels import find_kernels
-from pass_runtime.backends.ort.packed_weights import WeightCache
+from pass_runtime.backends.ort.kernels import HOW_TO_GET, Kernels, find_kernels
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.errors import PassError
 
 log = logging.getLogger("pass_runtime.backends")
+device_log = logging.getLogger("pass_runtime.device")
 
 Key = TypeVar("Key", bound=Hashable)
 OnFailure = Callable[[str], None]
@@ -189,102 +189,50 @@ class Trunks:
         return self.lookahead if len(plan.lookahead_rows) else self.plain
 
 
-class TrunkProbe(Protocol):
-    """Computes logits with a session, by which `WeightCache` checks that packed weights compute the
-    same as the bundle's. lookahead_rows: whether windows have look-ahead rows, too; the session's
-    graph must allow them."""
-
-    def __call__(
-        self, trunk: ort.InferenceSession, *, lookahead_rows: bool
-    ) -> Sequence[npt.NDArray[Any]]: ...
+def cpu_kernels(manifest: Manifest, device: str) -> Kernels | str | None:
+    """Return the library that the bundle's trunk for `device` needs, or the reason why it is
+    missing; None if that trunk needs no library."""
+    needed = split_device(device)[0] == "cpu" and manifest.derived_trunk("cpu", 1) is not None
+    return find_kernels() if needed else None
 
 
 def open_trunk(
     bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
 ) -> Trunks:
-    """Open the trunk. On the CPU one session runs all passes. On CUDA, if the bundle has a trunk
-    for passes without look-ahead rows, that is opened now, and the other trunk at the first pass
-    with look-ahead rows. slots: the largest batch size. exact: compute as the graph says, without
-    fused nodes and packed weights (see `open_session`); sums are then exact on any CPU."""
-    kind, _ = split_device(device)
-    unsigned = kind == "cpu" and not exact and needs_unsigned_weights(bundle, manifest)
+    """Open the trunk. On the CPU one session runs all passes: of our own kernels, or of the
+    portable trunk where these are missing. On CUDA, if the bundle has a trunk for passes without
+    look-ahead rows, that is opened now, and the other trunk at the first pass with look-ahead rows.
+    slots: the largest batch size. exact: open the portable trunk, with `exact` (see
+    `open_session`). Raises PassError if the bundle has no trunk that can run."""
 
     def open_file(file: str) -> ort.InferenceSession:
-        session = open_session(bundle / file, device, threads, exact=exact, unsigned=unsigned)
+        session = open_session(bundle / file, device, threads, exact=exact)
         check_graph(session, manifest.trunk, manifest)
         return session
 
-    lookahead_file = plain_file = manifest.trunk_file(kind, slots)
-    # On the CPU each of two sessions would pack the weights (`open_packed` shares one copy).
-    if kind != "cpu":
-        plain_file = manifest.trunk_file(kind, slots, lookahead_rows=False)
+    kind, _ = split_device(device)
+    lookahead_file, plain_file = (
+        manifest.trunk_file(kind, slots, lookahead_rows=rows) for rows in (True, False)
+    )
+    found = cpu_kernels(manifest, device)
+    missing = found if isinstance(found, str) else None
+    if exact or missing is not None:
+        lookahead_file = plain_file = manifest.trunk.file
+    if not (bundle / plain_file).exists():
+        remedy = (
+            f"its kernels are missing ({missing}): {HOW_TO_GET}"
+            if missing is not None
+            else "it was exported for the CPU alone: export it with --target any"
+        )
+        raise PassError(f"{bundle} cannot run: {remedy}")
+    if missing is not None and not exact:
+        device_log.warning(
+            "ONNX Runtime's kernels run in place of ours, which are missing (%s): passes are "
+            "slower, and near-ties may flip; %s",
+            missing,
+            HOW_TO_GET,
+        )
     plain = open_file(plain_file)
     return Trunks(
         plain, lambda: plain if lookahead_file == plain_file else open_file(lookahead_file)
     )
-
-
-def needs_unsigned_weights(bundle: Path, manifest: Manifest) -> bool:
-    """Whether the 8-bit weights of the bundle's CPU trunks must be made unsigned, because this CPU
-    does not sum products of uint8 and int8 codes exactly. Raises PassError if they cannot be."""
-    info = manifest.model.quantization
-    if info is None:  # an older bundle
-        activations_rounded = manifest.model.weights == "w8a8"
-    else:
-        activations_rounded = info.activations != "full"
-    if not activations_rounded or find_kernels(manifest).exact_sums:
-        return False
-    if not all(each.weight_zero_points for each in manifest.derived if each.device == "cpu"):
-        raise PassError(
-            f"{bundle}: its 8-bit sums saturate on this CPU: export it again, or export it as int8"
-        )
-    return True
-
-
-def open_packed(
-    bundle: Path,
-    manifest: Manifest,
-    slots: int,
-    threads: int,
-    weight_cache: WeightCache,
-    probe: TrunkProbe,
-) -> Trunks:
-    """Open the trunk on the CPU with packed weights. If the bundle has one graph for passes with
-    look-ahead rows and one for others, each gets a session, over one copy of the weights. If these
-    cannot be packed, open one session for all passes."""
-    unsigned = needs_unsigned_weights(bundle, manifest)
-    lookahead_file, plain_file = (
-        manifest.trunk_file("cpu", slots, lookahead_rows=rows) for rows in (True, False)
-    )
-
-    def map_weights(file: str, other: str | None = None) -> ort.InferenceSession | None:
-        def probe_file(trunk: ort.InferenceSession) -> Sequence[npt.NDArray[Any]]:
-            check_graph(trunk, manifest.trunk, manifest)
-            return probe(trunk, lookahead_rows=file == lookahead_file)
-
-        session = weight_cache.open(
-            bundle, manifest, file, threads, probe_file, other, unsigned=unsigned
-        )
-        if session is not None:
-            check_graph(session, manifest.trunk, manifest)
-        return session
-
-    def open_unpacked() -> Trunks:
-        return open_trunk(bundle, manifest, "cpu", slots, threads)
-
-    # The look-ahead graph reads all weights, so its weights are packed first, and the files that
-    # the cache keeps for the plain graph link to them. If they are in the cache already, the
-    # look-ahead graph is opened for the first pass that needs it.
-    lookahead = None
-    if plain_file == lookahead_file or not weight_cache.has(bundle, manifest, lookahead_file):
-        lookahead = map_weights(lookahead_file)
-        if lookahead is None:
-            return open_unpacked()
-    if plain_file != lookahead_file:
-        plain = map_weights(plain_file, other=lookahead_file)
-        if plain is not None:
-            return Trunks(
-                plain, lambda: lookahead or map_weights(lookahead_file) or open_unpacked().plain
-            )
-    single = lookahead or map_weights(lookahead_file)
-    return open_unpacked() if single is None else Trunks(single, lambda: single)

@@ -272,8 +272,8 @@ def _capabilities(
         doublings(max_batch_size),
         engines.lookahead,
         manifest.tree_sizes({engine.graph for engine in engines.engines}),
-        rounds_activations=manifest.model.weights == "w8a8",
         least_width=least_width(engines),
+        kernels=engines.library,
         engine_positions=listed_positions(built),
         keeps_graphs=True,
     )

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "backends/capabilities.h"
-#include "backends/ort/packed_weights.h"
 #include "errors.h"
 #include "log.h"
 
@@ -15,22 +14,9 @@ namespace {
 // In keys of bound_tails_, in the place of a sampler.
 constexpr int logprobs_graph = -1, processors_graph = -2;
 
-// Only the CPU has kernels that round in other ways than the default of `Kernels`.
-Kernels kernels_of(const Manifest& manifest, const OrtBackend::Engine& engine) {
-    return engine.device.on_cpu() ? find_kernels(*engine.library, manifest) : Kernels();
-}
-
-// The number of slots for which the trunk is chosen. The trunk for one slot attends to as many
-// entries as are valid, that for several slots to a multiple of 64. If the number of masked entries
-// changes a softmax, a single slot gets the latter, too.
-int trunk_slots(const Kernels& kernels, const LoadOptions& options) {
-    return kernels.equal_softmax ? options.max_batch_size : std::max(options.max_batch_size, 2);
-}
-
 Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options,
                              const OrtBackend::Engine& engine) {
     const bool on_cpu = engine.device.on_cpu();
-    const Kernels kernels = kernels_of(manifest, engine);
     if (manifest.model.dtype == "bfloat16") {
         throw Error(
             "bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or "
@@ -49,20 +35,8 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     result.prefill_widths = {256, 64, 16, 1};
     result.batch_sizes = batch_sizes_up_to(options.max_batch_size);
     result.trees = manifest.trees();
-    result.rounds_activations =
-        weights == "w8a8" ||
-        (on_cpu && (weights == "int4" || weights == "int8" || weights == "source"));
-    // On the CPU a `DerivedTrunk` computes the same bits in any window (test_same_entries.py).
-    result.same_entries =
-        on_cpu && kernels.least_rows &&
-        manifest.derived_trunk(result.device, trunk_slots(kernels, options)) != nullptr;
-    result.exact_sums = kernels.exact_sums;
-    result.least_rows = kernels.least_rows.value_or(1);
-    if (!kernels.least_rows) {
-        log(LogLevel::info,
-            kernels.text() +
-                ": a token's values depend on the rows of its pass, so the prefix cache is off");
-    }
+    result.rounds_activations = on_cpu && (weights == "int4" || weights == "int8");
+    result.same_entries = !engine.kernels.name.empty();
     if (on_cpu) return result;
     result.chunk_capacities = wide_chunks(manifest.model, result.capacities);
     for (const auto& [width, largest_capacity] : result.chunk_capacities)  // widths rise in the map
@@ -70,33 +44,25 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     return result;
 }
 
-std::int64_t spare_entries_of(const Manifest& manifest, const LoadOptions& options,
-                              const OrtBackend::Engine& engine) {
-    const Kernels kernels = kernels_of(manifest, engine);
-    const DerivedTrunk* derived =
-        manifest.derived_trunk(engine.device.name, trunk_slots(kernels, options));
-    const std::int64_t padding = kernels.least_rows.value_or(1) - 1;
-    return derived == nullptr ? padding : std::max(derived->spare_entries(), padding);
-}
-
-OrtBackend::Engine open_engine(const LoadOptions& options) {
-    std::shared_ptr<const OrtLibrary> library = OrtLibrary::open(options.onnxruntime);
-    Device device = choose_device(*library, options.device);
-    register_plugin(*library, device, options);
-    std::unique_ptr<Memory> memory = open_memory(device, options.allocator);
-    return {std::move(library), std::move(device), std::move(memory)};
+OrtBackend::Engine open_engine(const Manifest& manifest, const LoadOptions& options) {
+    OrtBackend::Engine engine{OrtLibrary::open(options.onnxruntime), {}, nullptr};
+    engine.device = choose_device(*engine.library, options.device);
+    register_plugin(*engine.library, engine.device, options);
+    engine.memory = open_memory(engine.device, options.allocator);
+    if (engine.device.on_cpu() && manifest.derived_trunk(engine.device.name, 1) != nullptr)
+        engine.kernels = find_kernels();
+    return engine;
 }
 
 }  // namespace
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
                        const LoadOptions& options)
-    : OrtBackend(std::move(bundle), manifest, options, open_engine(options)) {}
+    : OrtBackend(std::move(bundle), manifest, options, open_engine(manifest, options)) {}
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
                        const LoadOptions& options, Engine engine)
-    : Backend(manifest, capabilities_of(manifest, options, engine), std::move(engine.memory),
-              spare_entries_of(manifest, options, engine)),
+    : Backend(manifest, capabilities_of(manifest, options, engine), std::move(engine.memory)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     // On other devices each tail has its own copy of these constants.
@@ -107,54 +73,43 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
         thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
-// Opens the trunk, and a second one for passes without look-ahead rows, if the bundle has one. On
-// the CPU the second is opened only if both map packed weights, which take memory only once.
+// Opens the trunk, and a second one for passes without look-ahead rows, if the bundle has one.
 void OrtBackend::open_trunks(const LoadOptions& options) {
-    const Kernels kernels = kernels_of(manifest_, engine_);
-    const WeightForm weights =
-        engine_.device.on_cpu() && needs_unsigned_weights(kernels, bundle_, manifest_)
-            ? WeightForm::made_unsigned
-            : WeightForm::as_exported;
+    const Kernels& kernels = engine_.kernels;
     const auto file_of = [&](bool lookahead_rows) {
-        const DerivedTrunk* derived = manifest_.derived_trunk(
-            engine_.device.name, trunk_slots(kernels, options), lookahead_rows);
-        return derived == nullptr ? manifest_.trunk.file : derived->file;
+        const DerivedTrunk* derived =
+            manifest_.derived_trunk(engine_.device.name, options.max_batch_size, lookahead_rows);
+        const bool runs = derived != nullptr && kernels.missing.empty();
+        return runs ? derived->file : manifest_.trunk.file;
     };
     const std::string full = file_of(true), plain = file_of(false);
-    trunk_ = open_packed(full, options, kernels);
-    if (trunk_ != nullptr && plain != full) plain_trunk_ = open_packed(plain, options, kernels);
-    const auto open = [&](const std::string& file) {
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file,
-                                          options.threads, nullptr, weights);
-    };
-    if (trunk_ == nullptr) {
-        trunk_ = open(full);
-        if (plain != full && !engine_.device.on_cpu()) plain_trunk_ = open(plain);
+    if (manifest_.file(full) == nullptr) {
+        throw Error(
+            bundle_.string() + " cannot run: " +
+            (kernels.missing.empty()
+                 ? "it was exported for the CPU alone: export it with --target any"
+                 : "its kernels are missing (" + kernels.missing + "): " + how_to_get_kernels));
     }
-    for (const OrtGraph* trunk : {trunk_.get(), plain_trunk_.get()}) {
-        if (trunk == nullptr) continue;
+    if (!kernels.missing.empty()) {
+        log(LogLevel::warning,
+            "ONNX Runtime's kernels run in place of ours, which are missing (" + kernels.missing +
+                "): passes are slower, and near-ties may flip; " + how_to_get_kernels);
+    }
+    if (!kernels.name.empty())
+        log(LogLevel::info, "kernels " + kernels.name + " of " + kernels.path.string());
+    const auto open = [&](const std::string& file) {
+        auto trunk = std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file,
+                                                options.threads, nullptr, kernels.path);
         note_uncaptured(*trunk);
         trunk->check(manifest_.trunk, &manifest_);
-    }
+        return trunk;
+    };
+    trunk_ = open(full);
+    if (plain != full) plain_trunk_ = open(plain);
 }
 
 void OrtBackend::note_uncaptured(const OrtGraph& graph) {
     if (!graph.why_not_captured().empty()) uncaptured_[graph.file()] = graph.why_not_captured();
-}
-
-std::unique_ptr<OrtGraph> OrtBackend::open_packed(const std::string& file,
-                                                  const LoadOptions& options,
-                                                  const Kernels& kernels) const {
-    if (!options.weight_cache || !engine_.device.on_cpu()) return nullptr;
-    try {
-        const auto path = packed_trunk(*engine_.library, bundle_, manifest_, file, kernels);
-        if (!path) return nullptr;
-        return std::make_unique<OrtGraph>(engine_.library, engine_.device, *path, options.threads,
-                                          nullptr, WeightForm::packed);
-    } catch (const Error& error) {  // as when another process has just removed the files
-        log(LogLevel::info, file + ": weights are not mapped: " + error.what());
-        return nullptr;
-    }
 }
 
 void OrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> lengths) {

@@ -24,6 +24,7 @@ class OrtBackend : public Backend {
         std::shared_ptr<const OrtLibrary> library;
         Device device;
         std::unique_ptr<Memory> memory;
+        Kernels kernels{};  // of the bundle's trunk for the CPU; empty if that is not what runs
     };
 
     // Throws Error if the device is missing or a graph cannot be loaded.
@@ -43,9 +44,6 @@ class OrtBackend : public Backend {
     void open_trunks(const LoadOptions& options);
     // Add `graph` to `uncaptured` if its session had to be opened without captures.
     void note_uncaptured(const OrtGraph& graph);
-    // The trunk `file` with packed weights (packed_weights.h); null if there are none.
-    std::unique_ptr<OrtGraph> open_packed(const std::string& file, const LoadOptions& options,
-                                          const Kernels& kernels) const;
     // Run `work`, in the thread of the captured graphs if there is one.
     void in_thread(const std::function<void()>& work);
     void run_tails(const PassKind& kind);

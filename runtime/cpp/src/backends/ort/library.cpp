@@ -54,13 +54,10 @@ std::shared_ptr<const OrtLibrary> OrtLibrary::open(const std::filesystem::path& 
     const OrtApi* api = base->GetApi(ORT_API_VERSION);
     if (api == nullptr)
         throw Error("onnxruntime " + version + " of " + name + " is too old; use 1.25 or newer");
-    return std::shared_ptr<const OrtLibrary>(new OrtLibrary(api, version));
+    return std::shared_ptr<const OrtLibrary>(new OrtLibrary(api));
 }
 
-OrtLibrary::OrtLibrary(const OrtApi* api, const std::string& version)
-    : api_(api),
-      build_(version + " " + api->GetBuildInfoString()),
-      environment_(nullptr, api->ReleaseEnv) {
+OrtLibrary::OrtLibrary(const OrtApi* api) : api_(api), environment_(nullptr, api->ReleaseEnv) {
     OrtEnv* environment = nullptr;
     check(api_->CreateEnvWithCustomLogger(write_log, nullptr, severity_of(log_level()), "pass",
                                           &environment),

@@ -27,11 +27,9 @@ class OrtLibrary {
     // path: as LoadOptions::onnxruntime. Throws Error if no library is found, or it is too old.
     static std::shared_ptr<const OrtLibrary> open(const std::filesystem::path& path);
     // `api` must outlive this object.
-    OrtLibrary(const OrtApi* api, const std::string& version);
+    explicit OrtLibrary(const OrtApi* api);
 
     const OrtApi& api() const { return *api_; }
-    // What Python has as `onnxruntime.__version__` and `onnxruntime.get_build_info()`.
-    const std::string& build() const { return build_; }
     OrtEnv* environment() const { return environment_.get(); }
     // The execution providers that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
@@ -52,7 +50,6 @@ class OrtLibrary {
 
    private:
     const OrtApi* api_;
-    std::string build_;
     Owned<OrtEnv> environment_;
 };
 

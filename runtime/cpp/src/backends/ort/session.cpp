@@ -6,7 +6,6 @@
 #include <set>
 #include <thread>
 
-#include "backends/ort/external_data.h"
 #include "bundle/noise.h"
 #include "bundle/tensors.h"
 #include "errors.h"
@@ -58,9 +57,8 @@ ONNXTensorElementDataType element_type(const std::string& dtype) {
 
 namespace {
 
-// The option for the folder with the weights of a model that is given as bytes, not as a file.
-constexpr const char* weights_folder_option =
-    "session.model_external_initializers_file_folder_path";
+// With this option, of version 1.31, ONNX Runtime copies no weights that it is given in memory.
+constexpr const char* no_copies_option = "session.use_external_initializer_file_buffers_directly";
 
 // Worker threads for a session, which begin to work only when it has been created. Before that
 // there is hardly any work, but ONNX Runtime's own workers would spin while they wait, and take the
@@ -145,18 +143,22 @@ TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInf
 
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
                    const std::filesystem::path& path, int threads, const SharedTensors* shared,
-                   WeightForm weights)
+                   const std::filesystem::path& kernels)
     : library_(std::move(library)),
       file_(path.filename().string()),
       device_(device),
       session_(nullptr, library_->api().ReleaseSession) {
     for (std::size_t index = 0; session_ == nullptr; ++index) {
         try {
-            const Owned<OrtSessionOptions> options = session_options(threads, shared, weights);
+            const Owned<OrtSessionOptions> options = session_options(threads, shared, kernels);
+            map_linked(path.parent_path(), options.get());
             append_provider(*library_, options.get(), device_, device_.options[index]);
             LateThreads workers;
             workers.give_to(*library_, options.get());
-            OrtStatus* status = create(path, options.get());
+            OrtSession* session = nullptr;
+            OrtStatus* status = library_->api().CreateSession(library_->environment(), path.c_str(),
+                                                              options.get(), &session);
+            session_.reset(session);
             workers.begin();
             library_->check(status, "onnxruntime cannot load " + path.string());
             captures_ = device_.captures(index);
@@ -168,24 +170,33 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
     }
 }
 
-OrtStatus* OrtGraph::create(const std::filesystem::path& path, OrtSessionOptions* options) {
-    const OrtApi& api = library_->api();
-    OrtSession* session = nullptr;
-    OrtStatus* status = nullptr;
-    if (const std::optional<ResolvedModel> resolved = resolve_links(path)) {
-        library_->check(
-            api.AddSessionConfigEntry(options, weights_folder_option, resolved->folder.c_str()));
-        status = api.CreateSessionFromArray(library_->environment(), resolved->content.data(),
-                                            resolved->content.size(), options, &session);
-    } else {
-        status = api.CreateSession(library_->environment(), path.c_str(), options, &session);
+void OrtGraph::map_linked(const std::filesystem::path& bundle, OrtSessionOptions* options) {
+    std::vector<std::string> names;
+    bool has_links = false;
+    for (const auto& file : std::filesystem::directory_iterator(bundle)) {
+        has_links = has_links || file.is_symlink();
+        if (file.path().extension() == ".data" && file.is_regular_file())
+            names.push_back(file.path().filename().string());
     }
-    session_.reset(session);
-    return status;
+    if (!has_links) return;
+    weights_.clear();
+    std::vector<const char*> file_names;
+    std::vector<char*> addresses;
+    std::vector<std::size_t> sizes;
+    for (const std::string& name : names) {
+        weights_.push_back(std::make_unique<MappedFile>(bundle / name));
+        file_names.push_back(name.c_str());
+        addresses.push_back(reinterpret_cast<char*>(weights_.back()->data()));
+        sizes.push_back(weights_.back()->size());
+    }
+    const OrtApi& api = library_->api();
+    library_->check(api.AddSessionConfigEntry(options, no_copies_option, "1"));
+    library_->check(api.AddExternalInitializersFromFilesInMemory(
+        options, file_names.data(), addresses.data(), sizes.data(), names.size()));
 }
 
 Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared,
-                                                   WeightForm weights) const {
+                                                   const std::filesystem::path& kernels) const {
     const OrtApi& api = library_->api();
     Owned<OrtSessionOptions> options =
         library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
@@ -194,17 +205,8 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
     // ONNX Runtime would keep a memory pattern for every shape, and on the CPU there are many.
     library_->check(
         (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
-    if (weights == WeightForm::made_unsigned) {  // takes both options; activations stay as they are
-        for (const char* name : {"session.x64quantprecision", "session.qdqisint8allowed"})
-            library_->check(api.AddSessionConfigEntry(options.get(), name, "1"));
-    }
-    if (weights == WeightForm::packed) {
-        library_->check(api.SetSessionGraphOptimizationLevel(options.get(), ORT_DISABLE_ALL));
-        // Passes alternate between two such sessions, the two trunks. If the threads of one spun
-        // after its pass, they would take the cores of the other's pass, which doubled its time.
-        library_->check(
-            api.AddSessionConfigEntry(options.get(), "session.force_spinning_stop", "1"));
-    }
+    if (!kernels.empty())
+        library_->check(api.RegisterCustomOpsLibrary_V2(options.get(), kernels.c_str()));
     if (shared != nullptr) {
         for (const auto& [name, value] : shared->values())
             library_->check(api.AddInitializer(options.get(), name.c_str(), value.get()));

@@ -36,20 +36,15 @@ class SharedTensors {
 // ONNX Runtime's type of the same name as `dtype`.
 ONNXTensorElementDataType element_type(const std::string& dtype);
 
-// The form of a graph's weights. as_exported: ONNX Runtime packs them when it opens the graph.
-// packed: it wrote the graph itself, optimized and with packed weights, and changes nothing.
-// made_unsigned: as_exported, and it turns int8 weights into uint8, for CPUs that do not sum
-// products of uint8 and int8 codes exactly (kernels.h).
-enum class WeightForm { as_exported, packed, made_unsigned };
-
 // A session of ONNX Runtime for one graph.
 class OrtGraph {
    public:
     // threads: 0 lets ONNX Runtime choose. shared: null, or constants that replace those of the
-    // file and outlive the graph. Throws Error if the graph cannot be loaded.
+    // file and outlive the graph. kernels: the library of operators that the graph has; empty if
+    // all are standard. Throws Error if the graph cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
              const std::filesystem::path& path, int threads, const SharedTensors* shared,
-             WeightForm weights = WeightForm::as_exported);
+             const std::filesystem::path& kernels = {});
 
     // Throws Error if tensors differ from `described`, or the trunk's metadata from `manifest`.
     void check(const Graph& described, const Manifest* manifest = nullptr) const;
@@ -65,10 +60,10 @@ class OrtGraph {
 
    private:
     Owned<OrtSessionOptions> session_options(int threads, const SharedTensors* shared,
-                                             WeightForm weights) const;
-    // Create the session; the file's weights may be symbolic links (external_data.h). Returns an
-    // error or null.
-    OrtStatus* create(const std::filesystem::path& path, OrtSessionOptions* options);
+                                             const std::filesystem::path& kernels) const;
+    // If files of the bundle are symbolic links, map the files of weights and give them to a
+    // session: ONNX Runtime itself opens none that is outside the model's folder.
+    void map_linked(const std::filesystem::path& bundle, OrtSessionOptions* options);
     template <class Count, class Name, class Info>
     void check_tensors(const std::vector<Tensor>& described, const std::string& file,
                        OrtAllocator* allocator, Count get_count, Name get_name,
@@ -77,6 +72,7 @@ class OrtGraph {
     std::shared_ptr<const OrtLibrary> library_;
     std::string file_;
     Device device_;
+    std::vector<std::unique_ptr<MappedFile>> weights_;  // of linked bundles; outlive the session
     Owned<OrtSession> session_;
     bool captures_ = false;
     std::string why_not_captured_;

@@ -62,7 +62,6 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
         return std::any_of(engines.engines.begin(), engines.engines.end(),
                            [&](const EngineFile& engine) { return engine.graph == graph; });
     });
-    result.rounds_activations = manifest.model.weights == "w8a8";
     result.least_width = least_width(engines);
     result.engine_positions = listed_positions(built_for);
     result.keeps_graphs = true;
@@ -186,7 +185,6 @@ TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, b
                           .shape = {columns_},
                           .dtype = "bool",
                           .by_slot = false,
-                          .row = {},
                           .constant = nullptr};
     call.shapes[columns_input] = columns.shape;
     call.addresses[columns_input] = buffers_.address_of(columns);

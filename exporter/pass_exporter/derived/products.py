@@ -1,0 +1,365 @@
+"""Replaces a trunk's products by the operators Product and DenseProduct of the CPU's kernels.
+
+A Product has codes, and takes in what surrounds it: a bias, the adapter of look-ahead rows, and
+activation(gate) * up. Weights that are not quantized stay in their file, for DenseProduct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+
+from pass_exporter.derived.adapter_rows import adapter_pads, gather_and_products
+from pass_exporter.derived.heads import only_user
+from pass_exporter.derived.packing import GROUP, Bytes, interleave, pack, packed_bytes
+from pass_exporter.quantize.rounding import QuantizedWeight, round_to
+from pass_exporter.quantize.spec import INT8
+from pass_exporter.quantize.weights import QuantizedModel
+from pass_exporter.trunk.graph import WeightParts, initializer, take_place
+from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
+
+DOMAIN = "pass.cpu"
+SILU, GELU_TANH = 1, 2
+"""The values of the attribute `activation`."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(eq=False)
+class _Linear:
+    """A product of rows with a quantized weight, and the nodes around it that become part of it.
+
+    rows: [B,Q,in]. parts: the weights [out_i,in] that it joins. outputs: the values that other
+    nodes read: one, or one for each part of the outputs, of `widths` columns. adapters: the
+    matrices A [in,rank] and B [rank,out_i] of each part; None where it has none.
+    """
+
+    name: str
+    node: ir.Node
+    rows: ir.Value
+    parts: Sequence[QuantizedWeight]
+    outputs: list[ir.Value]
+    widths: list[int]
+    bias: Array | None = None
+    adapters: list[tuple[Array, Array] | None] = field(default_factory=list)
+    removed: list[ir.Node] = field(default_factory=list)
+    activation: int = 0
+
+    @property
+    def inputs(self) -> int:
+        return self.parts[0].inputs
+
+    @property
+    def columns(self) -> int:
+        return sum(self.widths) // (2 if self.activation else 1)
+
+
+def use_products(graph: ir.Graph, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
+    """Replace every MatMul of a constant weight. weight_parts: as `trace_trunk` returns them."""
+    pads = {pad.outputs[0] for pad in adapter_pads(graph)}
+    linears: list[_Linear] = []
+    for node in [node for node in graph if node.op_type == "MatMul"]:
+        weight = node.inputs[1]
+        if weight is None:
+            continue
+        names = weight_parts.get(str(weight.name), ())
+        if names and all(name in quantized.weights for name in names) and not _is_factor(names):
+            parts = [quantized.weights[name] for name in names]
+            linears.append(_read_linear(node, str(weight.name), parts, pads))
+    merged = _with_gates(graph, linears)
+    for linear in merged:
+        _write_product(graph, linear)
+    for node in [node for node in graph if node.op_type == "MatMul"]:
+        _use_dense_product(graph, node)
+    graph.opset_imports[DOMAIN] = 1
+
+
+def use_gates(graph: ir.Graph) -> None:
+    """Replace activation(gate) * up by one node where no Product has taken it in."""
+    for gate, up, activation, product, removed in _gates(graph):
+        node = ir.node("Gate", [gate, up], {"activation": activation}, domain=DOMAIN)
+        graph.insert_before(product, node)
+        take_place(product.outputs[0], node.outputs[0])
+        graph.remove([product, *removed], safe=True)
+
+
+def _is_factor(names: Sequence[str]) -> bool:
+    return names[0].startswith("adapter.")
+
+
+def _read_linear(
+    node: ir.Node, name: str, parts: Sequence[QuantizedWeight], pads: set[ir.Value]
+) -> _Linear:
+    rows = node.inputs[0]
+    assert rows is not None
+    linear = _Linear(name, node, rows, parts, [], [])
+    result = node.outputs[0]
+    add = only_user(result, "Add")
+    bias = None if add is None else _constant(_other(add, result))
+    if add is not None and bias is not None and bias.ndim == 1:
+        linear.bias, result = bias, add.outputs[0]
+        linear.removed.append(add)
+    split = only_user(result, "Split")
+    if split is None or not _splits_last_axis(split):
+        linear.outputs, linear.widths = [result], [sum(len(part.data) for part in parts)]
+    else:
+        linear.outputs = list(split.outputs)
+        linear.widths = [_columns(part) for part in split.outputs]
+        linear.removed.append(split)
+    for index, value in enumerate(linear.outputs):
+        add = only_user(value, "Add")
+        pad = None if add is None else _other(add, value)
+        if add is None or pad is None or pad not in pads:
+            linear.adapters.append(None)
+            continue
+        producer = pad.producer()
+        assert producer is not None
+        linear.adapters.append(_read_adapter(producer, rows))
+        linear.outputs[index] = add.outputs[0]
+        linear.removed.append(add)
+    return linear
+
+
+def _read_adapter(pad: ir.Node, rows: ir.Value) -> tuple[Array, Array]:
+    """Return A [in,rank] and B [rank,out] of the adapter whose results `pad` pads. The matrices A
+    of layers that read the same rows may be joined, and the product split."""
+    gather, (by_b, *split, by_a) = gather_and_products(pad)
+    assert gather.inputs[0] is rows
+    a, b = _constant(by_a.inputs[1]), _constant(by_b.inputs[1])
+    assert a is not None and b is not None
+    if split:
+        index = split[0].outputs.index(by_b.inputs[0])
+        a = a[:, index * len(b) : (index + 1) * len(b)]
+    return a, b
+
+
+def _columns(value: ir.Value) -> int:
+    size = None if value.shape is None else value.shape[-1]
+    assert isinstance(size, int)
+    return size
+
+
+def _splits_last_axis(split: ir.Node) -> bool:
+    shape = split.outputs[0].shape
+    return shape is not None and split.attributes.get_int("axis", 0) in (-1, len(shape) - 1)
+
+
+def _with_gates(graph: ir.Graph, linears: list[_Linear]) -> list[_Linear]:
+    """Join the products of a gate and what it is multiplied with. They have to have no bias, which
+    would be added after the activation."""
+    by_output = {value: linear for linear in linears for value in linear.outputs}
+    for gate, up, activation, product, removed in _gates(graph):
+        first, second = by_output.get(gate), by_output.get(up)
+        if first is None or second is None or first.bias is not None or second.bias is not None:
+            continue
+        if first is second:
+            halves = first.outputs == [gate, up] and len(first.parts) == 1
+            if not halves or first.widths[0] != first.widths[1]:
+                continue
+            (whole,) = first.parts
+            parts = [_outputs(whole, slice(0, first.widths[0]))]
+            parts.append(_outputs(whole, slice(first.widths[0], None)))
+        else:
+            if not len(first.outputs) == len(second.outputs) == 1 or first.rows is not second.rows:
+                continue
+            parts = [*first.parts, *second.parts]
+            linears.remove(second)
+            first.name += f"+{second.name}"
+            first.widths += second.widths
+            first.adapters += second.adapters
+            first.removed += [second.node, *second.removed]
+        first.parts, first.activation = parts, activation
+        first.outputs = [product.outputs[0]]
+        first.removed += [product, *removed]
+    return linears
+
+
+def _outputs(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
+    zero_points = None if weight.zero_points is None else weight.zero_points[rows]
+    offsets = None if weight.offsets is None else weight.offsets[rows]
+    return QuantizedWeight(
+        weight.scheme, weight.data[rows], weight.scales[rows], zero_points, offsets
+    )
+
+
+def _gates(
+    graph: ir.Graph,
+) -> list[tuple[ir.Value, ir.Value, int, ir.Node, list[ir.Node]]]:
+    """Find activation(gate) * up. Return gate, up, the activation, the last node, and the nodes
+    before it, the last first."""
+    found = []
+    for node in graph:
+        gate = node.inputs[0] if node.inputs else None
+        if node.op_type == "Sigmoid" and gate is not None:
+            product = only_user(node.outputs[0], "Mul")
+            if product is None or gate not in product.inputs:
+                continue
+            activated, removed, activation = product.outputs[0], [product, node], SILU
+        elif node.op_type == "Gelu" and gate is not None and _is_tanh(node):
+            activated, removed, activation = node.outputs[0], [node], GELU_TANH
+        else:
+            continue
+        last = only_user(activated, "Mul")
+        up = None if last is None else _other(last, activated)
+        if last is not None and up is not None and _same_size(up, gate):
+            found.append((gate, up, activation, last, removed))
+    return found
+
+
+def _is_tanh(node: ir.Node) -> bool:
+    attribute = node.attributes.get("approximate")
+    return attribute is not None and attribute.as_string() == "tanh"
+
+
+def _same_size(first: ir.Value, second: ir.Value) -> bool:
+    return first.shape is not None and second.shape is not None and first.shape == second.shape
+
+
+def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """Return the other input of a node with two."""
+    return next((each for each in node.inputs if each is not value), None)
+
+
+def _constant(value: ir.Value | None) -> Array | None:
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def _write_product(graph: ir.Graph, linear: _Linear) -> None:
+    weights, bits = packed_weight(graph, linear.name, linear.parts, gated=bool(linear.activation))
+    inputs: list[ir.Value | None] = [linear.node.inputs[0], weights]
+    attributes: dict[str, int] = {"K": linear.inputs, "N": linear.columns, "bits": bits}
+    if linear.activation:
+        attributes["activation"] = linear.activation
+    bias = linear.bias
+    inputs.append(None if bias is None else initializer(graph, f"{linear.name}.bias", bias))
+    if any(linear.adapters):
+        rows = next(value for value in graph.inputs if value.name == LOOKAHEAD_ROWS)
+        inputs += [rows, *_adapter(graph, linear, attributes)]
+    while inputs[-1] is None:
+        inputs.pop()
+    node = ir.node("Product", inputs, attributes, domain=DOMAIN)
+    added = [node]
+    if len(linear.outputs) > 1:
+        sizes = initializer(graph, f"{linear.name}.widths", np.array(linear.widths))
+        split = ir.node(
+            "Split", [node.outputs[0], sizes], {"axis": -1}, num_outputs=len(linear.widths)
+        )
+        added.append(split)
+    results = added[-1].outputs
+    graph.insert_before(linear.node, added)
+    for old, new in zip(linear.outputs, results, strict=True):
+        for index, output in enumerate(graph.outputs):
+            if output is old:
+                graph.outputs[index] = new
+                new.name, old.name = old.name, None
+        take_place(old, new)
+    graph.remove([*_readers_first(graph, {*linear.removed, linear.node})], safe=True)
+
+
+def _readers_first(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
+    return [node for node in reversed(graph) if node in nodes]
+
+
+def _adapter(graph: ir.Graph, linear: _Linear, attributes: dict[str, int]) -> list[ir.Value]:
+    """Return the inputs a and b of the product's adapter; add its attributes."""
+    rank = next(len(pair[1]) for pair in linear.adapters if pair is not None)
+    pairs = [
+        pair or (np.zeros((linear.inputs, rank)), np.zeros((rank, width)))
+        for pair, width in zip(linear.adapters, linear.widths, strict=True)
+    ]
+    if not linear.activation and any(width % GROUP for width in linear.widths[:-1]):
+        # The parts share groups of columns, so each gets the others' rows, with zeros.
+        blocks = [
+            np.pad(b, ((i * rank, (len(pairs) - 1 - i) * rank), (0, 0)))
+            for i, (_, b) in enumerate(pairs)
+        ]
+        pairs = [(np.concatenate([a for a, _ in pairs], 1), np.concatenate(blocks, 1))]
+        rank *= len(blocks)
+    elif not linear.activation:
+        starts = np.cumsum(linear.widths)[:-1] // GROUP
+        attributes |= {f"part{i}": int(start) for i, start in enumerate(starts, 1)}
+    attributes["rank"] = rank
+    down = _pack_matrix(np.concatenate([a for a, _ in pairs], 1))
+    ups = [_pack_matrix(b) for _, b in pairs]
+    up = interleave(*ups) if linear.activation else np.concatenate(ups)
+    return [
+        initializer(graph, f"{linear.name}.adapter.{name}", array.reshape(-1))
+        for name, array in (("a", down), ("b", up))
+    ]
+
+
+def _pack_matrix(matrix: Array) -> Bytes:
+    """Round a matrix [in,out] to 8 bits and pack it."""
+    padded = np.pad(matrix, ((0, -len(matrix) % 32), (0, 0)))
+    weight = torch.from_numpy(padded.T.astype(np.float32))
+    codes, _, scales, offsets = round_to(INT8, weight).unsigned()
+    return pack(codes, 8, scales, offsets)
+
+
+def packed_weight(
+    graph: ir.Graph, name: str, parts: Sequence[QuantizedWeight], *, gated: bool = False
+) -> tuple[ir.Value, int]:
+    """Return the initializer `name`.packed, which is packed when it is written, and its bits. If
+    `gated`, the groups of the two parts alternate."""
+    bits = max(part.unsigned()[1] for part in parts)
+    widths = [len(part.data) for part in parts]
+    sizes = [packed_bytes(width, parts[0].inputs, bits) for width in widths]
+    size = sum(sizes) if gated else packed_bytes(sum(widths), parts[0].inputs, bits)
+
+    def compute() -> ir.TensorProtocol:
+        unpacked = [part.unsigned() for part in parts]
+        if gated:
+            first, second = (pack(codes, bits, *rest) for codes, _, *rest in unpacked)
+            return ir.tensor(interleave(first, second).reshape(-1))
+        codes, scales, offsets = (np.concatenate([each[i] for each in unpacked]) for i in (0, 2, 3))
+        return ir.tensor(pack(codes, bits, scales, offsets).reshape(-1))
+
+    return lazy_initializer(graph, f"{name}.packed", ir.DataType.UINT8, size, compute), bits
+
+
+def lazy_initializer(
+    graph: ir.Graph,
+    name: str,
+    dtype: ir.DataType,
+    size: int,
+    compute: Callable[[], ir.TensorProtocol],
+) -> ir.Value:
+    if name not in graph.initializers:
+        shape = ir.Shape([size])
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
+        value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=shape, name=name)
+        graph.register_initializer(value)
+    return graph.initializers[name]
+
+
+def _use_dense_product(graph: ir.Graph, node: ir.Node) -> None:
+    rows, weight = node.inputs
+    assert rows is not None and weight is not None
+    by_column, transpose = 0, weight.producer()
+    if transpose is not None and transpose.op_type == "Transpose":
+        by_column, weight = 1, transpose.inputs[0]
+    if weight is None or not weight.is_initializer() or weight.dtype != ir.DataType.FLOAT:
+        return
+    inputs, result = [rows, weight], node.outputs[0]
+    add = only_user(result, "Add")
+    bias = None if add is None else _other(add, result)
+    constant = _constant(bias)
+    if bias is not None and constant is not None and constant.ndim == 1:
+        inputs.append(bias)
+    else:
+        add = None
+    last = add or node
+    product = ir.node("DenseProduct", inputs, {"by_column": by_column}, domain=DOMAIN)
+    graph.insert_before(node, product)
+    for index, output in enumerate(graph.outputs):
+        if output is last.outputs[0]:
+            graph.outputs[index] = product.outputs[0]
+            product.outputs[0].name, output.name = output.name, None
+    take_place(last.outputs[0], product.outputs[0])
+    graph.remove([*([add] if add else []), node], safe=True)

@@ -1,0 +1,211 @@
+"""Reads the codes of a .gguf file. The types in FORMATS have a scale and perhaps an offset for each
+32 inputs, as bundles do, so layers keep the file's codes and are not rounded.
+
+Scales and offsets of K-quants are products, which are rounded to float16. All other values stay the
+same in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf.quants import Q4_K
+from transformers import PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from pass_exporter.model.gguf_reader import read_gguf
+from pass_exporter.quantize.rounding import QuantizedWeight, chunks, pack
+from pass_exporter.quantize.spec import INT4, INT8, WeightScheme
+from pass_exporter.quantize.weights import LM_HEAD
+from pass_runtime.errors import PassError
+
+TOLERANCE = 2**-6
+"""The largest difference of a layer's values from those that transformers reads, relative to the
+largest value. Only the rounding of scales, in bf16 to 8 bits, is smaller."""
+Bytes = npt.NDArray[np.uint8]
+Blocks = tuple[Bytes, npt.NDArray[np.float32], npt.NDArray[np.float32] | None]
+"""Unsigned codes [n,inputs], and scales and offsets [n,inputs / 32]; no offsets if a code in the
+middle stands for 0."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A type of GGUF's tensors.
+
+    scheme: the scheme of its codes. middle: the unsigned code that stands for 0, if it is the same
+    in all blocks; else blocks have offsets. read: reads blocks of the file, [n,bytes].
+    """
+
+    scheme: WeightScheme
+    middle: int | None
+    read: Callable[[Bytes], Blocks]
+
+
+def _parts(blocks: Bytes, *sizes: int) -> list[Bytes]:
+    return np.split(blocks, np.cumsum(sizes), axis=1)
+
+
+def _floats(data: Bytes) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
+
+
+def _halves(data: Bytes, size: int) -> Bytes:
+    """Return 4-bit codes [n,codes]: of every `size` bytes the lower halves, then the upper ones."""
+    shifts = np.array([[0], [4]], np.uint8)
+    halves: Bytes = (data.reshape(len(data), -1, 1, size) >> shifts) & np.uint8(15)
+    return halves.reshape(len(data), -1)
+
+
+def _q4(blocks: Bytes) -> Blocks:
+    scale, codes = _parts(blocks, 2)
+    return _halves(codes, 16), _floats(scale), None
+
+
+def _q4_with_offsets(blocks: Bytes) -> Blocks:
+    scale, offset, codes = _parts(blocks, 2, 2)
+    return _halves(codes, 16), _floats(scale), _floats(offset)
+
+
+def _fifth_bit(codes: Bytes, bits: Bytes) -> Bytes:
+    return codes | np.unpackbits(bits, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q5(blocks: Bytes) -> Blocks:
+    scale, bits, codes = _parts(blocks, 2, 4)
+    return _fifth_bit(_halves(codes, 16), bits), _floats(scale), None
+
+
+def _q5_with_offsets(blocks: Bytes) -> Blocks:
+    scale, offset, bits, codes = _parts(blocks, 2, 2, 4)
+    return _fifth_bit(_halves(codes, 16), bits), _floats(scale), _floats(offset)
+
+
+def _q8(blocks: Bytes) -> Blocks:
+    scale, codes = _parts(blocks, 2)
+    return codes + np.uint8(128), _floats(scale), None
+
+
+def _k_scales(head: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return scales and offsets of super-blocks that begin with `head` [n,16]."""
+    scale, offset, packed = _parts(head, 2, 2)
+    scales, offsets = Q4_K.get_scale_min(packed)
+    return _floats(scale) * scales, -_floats(offset) * offsets
+
+
+def _q4_k(blocks: Bytes) -> Blocks:
+    head, codes = _parts(blocks, 16)
+    return _halves(codes, 32), *_k_scales(head)
+
+
+def _q5_k(blocks: Bytes) -> Blocks:
+    head, bits, codes = _parts(blocks, 16, 32)
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    fifth = ((bits[:, None] >> shifts) & np.uint8(1)).reshape(len(bits), -1)
+    return _halves(codes, 32) | fifth << np.uint8(4), *_k_scales(head)
+
+
+UINT4 = replace(INT4, zero_points=True)
+FORMATS = {
+    "Q4_0": Format(INT4, 8, _q4),
+    "Q4_1": Format(UINT4, None, _q4_with_offsets),
+    "Q4_K": Format(UINT4, None, _q4_k),
+    "Q5_0": Format(INT8, 16, _q5),
+    "Q5_1": Format(INT8, None, _q5_with_offsets),
+    "Q5_K": Format(INT8, None, _q5_k),
+    "Q8_0": Format(INT8, 128, _q8),
+}
+"""By GGUF's name, the types whose codes can be kept. Signed codes of 8 bits have room for 5."""
+FLOATS = ("F32", "F16", "BF16")
+
+
+class GgufCodes:
+    """The tensors of a .gguf file that belong to the layers of `model`, which was loaded from it.
+
+    with_offsets: whether codes with offsets are kept.
+    """
+
+    def __init__(self, path: Path, model: PreTrainedModel, *, with_offsets: bool) -> None:
+        reader = read_gguf(path)
+        arch = str(reader.key("general.architecture"))
+        self._tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+        key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+        self._names = gguf.get_tensor_name_map(key, model.config.num_hidden_layers)
+        # transformers' own, which puts the rows of some tensors into another order.
+        self._processor = TENSOR_PROCESSORS.get(arch, TensorProcessor)(model.config.to_dict())
+        self._with_offsets = with_offsets
+
+    def scheme(self, layer: str, default: WeightScheme) -> WeightScheme:
+        """Return the scheme for a layer whose codes are not kept. default: that of layers whose
+        weights are floats; other types may need 8 bits."""
+        kind = self._tensor(layer).tensor_type.name
+        form = FORMATS.get(kind)
+        coarse = form is not None and form.scheme.code_type == "int4"
+        return default if kind in FLOATS or coarse else INT8
+
+    def codes(self, layer: str, weight: torch.Tensor) -> QuantizedWeight | None:
+        """Return the codes of a layer; None if the file's type has none that can be kept.
+
+        weight [out,in]: what transformers has read. Raises PassError if the codes differ from it.
+        """
+        tensor = self._tensor(layer)
+        kind = tensor.tensor_type.name
+        if kind not in FORMATS or (FORMATS[kind].middle is None and not self._with_offsets):
+            return None
+        rows = np.arange(len(tensor.data))
+        order = self._processor.process(rows, tensor.name).weights
+        kept = read_codes(kind, tensor.data if order is rows else tensor.data[order], weight.dtype)
+        if kept is None:
+            return None
+        values, limit = kept.dequantized(), TOLERANCE * float(weight.abs().max())
+        if not all(
+            torch.allclose(values[part], weight[part], rtol=0, atol=limit)
+            for part in chunks(*weight.shape)
+        ):
+            raise PassError(
+                f"the codes of {layer} in the file do not fit the values that transformers reads: "
+                "please report it, and export with --weights full"
+            )
+        return kept
+
+    def _tensor(self, layer: str) -> Any:
+        name = self._names.get_name(layer if layer == LM_HEAD else f"model.{layer}")
+        # Without a head of its own, a model uses the embedding table.
+        return self._tensors.get(f"{name}.weight", self._tensors["token_embd.weight"])
+
+
+def read_codes(kind: str, data: Bytes, dtype: torch.dtype) -> QuantizedWeight | None:
+    """Return the codes of a tensor of a type in FORMATS as a weight in `dtype`; None if its scales
+    or offsets are too large for float16.
+
+    data: the tensor's bytes in the file, [out,bytes].
+    """
+    form, (_, size) = FORMATS[kind], gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    packed, numbers = [], []
+    for rows in chunks(*data.shape):
+        codes, *by_block = form.read(data[rows].reshape(-1, size))
+        # Codes below the middle wrap around to negative ones.
+        signed = (codes - np.uint8(form.middle or 0)).view(np.int8)
+        packed.append(pack(form.scheme, torch.from_numpy(signed.reshape(len(data[rows]), -1))))
+        numbers.append([each for each in by_block if each is not None])
+    scales, *offsets = (
+        torch.from_numpy(np.concatenate(each)).reshape(len(data), -1)
+        for each in zip(*numbers, strict=True)
+    )
+    largest = scales * (form.middle or 1)
+    if not all(bool(torch.isfinite(each.half()).all()) for each in (largest, *offsets)):
+        return None
+    scales, *offsets = (
+        each.to(torch.float16 if dtype == torch.float32 else dtype).to(dtype)
+        for each in (scales, *offsets)
+    )
+    zero_points = torch.zeros_like(scales, dtype=torch.uint8) if form.scheme.zero_points else None
+    return QuantizedWeight(
+        form.scheme, torch.cat(packed), scales, zero_points, offsets[0] if offsets else None
+    )
