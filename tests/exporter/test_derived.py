@@ -40,10 +40,10 @@ needs_kernels = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {
 FORMATS = {"full": 1e-5, "int8": 0.03, "int4": 0.03}
 """The largest relative error of outputs. Products of codes round activations to 8 bits."""
 RANK, LOOKAHEAD = 4, 4
-NO_ADAPTER, ALL_LAYERS = (), ("q_proj", "v_proj", "qkv_proj", "up_proj", "gate_up_proj")
-"""Layers that an adapter changes, by the last part of their names. The layers k and gate, whose
-products are joined with those of adapted layers, have none."""
-ALL_LAYERS += tuple(ADAPTED_LAYERS)
+NO_ADAPTER: tuple[str, ...] = ()
+ALL_LAYERS = ("q_proj", "v_proj", "qkv_proj", "up_proj", "gate_up_proj", *ADAPTED_LAYERS)
+"""The last parts of the names of layers that an adapter changes. The layers k and gate, whose
+products are joined with those of such layers, have no adapter."""
 CHANGED_SETTINGS = {
     "gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 }
@@ -78,7 +78,7 @@ class Case:
 
     family: str
     weights: str
-    adapted: tuple[str, ...] = tuple(ADAPTED_LAYERS)
+    adapted: Sequence[str] = tuple(ADAPTED_LAYERS)
     settings: tuple[tuple[str, Any], ...] = ()
     shared: bool = True
 

@@ -400,7 +400,7 @@ def test_embeddings_that_are_the_head_have_the_values_of_its_codes(
     path = write_kinds(tied, tmp_path / "model.gguf", kinds)
     model, quantized = quantize(path)
     head = quantized.weights[weight_name("lm_head")]
-    assert quantized.coded_table and schemes_of(quantized)["lm_head"] == scheme
+    assert quantized.table is head and schemes_of(quantized)["lm_head"] == scheme
     assert torch.equal(model.get_input_embeddings().weight, head.dequantized())
     assert torch.equal(model.lm_head.weight, head.dequantized())
     assert quantized.calibration is None  # such a head is rounded to the nearest codes

@@ -313,7 +313,7 @@ def test_embeddings_of_a_tied_head_have_the_values_of_its_codes_in_fp32(
     quantized = quantize(loaded, lookahead, config.spec, source, None, SilentProgress())
     head = quantized.weights["model.lm_head.weight"]
     code_type, coded = TIED[weights, dtype]
-    assert (head.scheme.code_type, quantized.coded_table) == (code_type, coded)
+    assert (head.scheme.code_type, quantized.table is head) == (code_type, coded)
     embeddings = loaded.model.get_input_embeddings().weight
     assert torch.equal(embeddings, head.dequantized() if coded else before)
     assert torch.equal(loaded.model.lm_head.weight, head.dequantized())
@@ -326,7 +326,7 @@ def test_embeddings_of_an_untied_head_stay_as_they_are(tiny_model: Path):
     lookahead = mean_embedding(loaded.model, 2)
     spec = SPECS["int8"]
     quantized = quantize(loaded, lookahead, spec, source, None, SilentProgress())
-    assert not quantized.coded_table
+    assert quantized.table is None
     assert torch.equal(loaded.model.get_input_embeddings().weight, before)
 
 

@@ -120,6 +120,10 @@ def attentions(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]]]:
         sizes = {"heads": heads, "kv_heads": kv_heads, "scale": 0.3, "window": window}
         y = run("WindowAttention", q, None, None, *arrays, outputs=3, **sizes)
         yield f"attention, {size}, {group}, {rows} rows, window {window}", y
+        for slot, value in enumerate((np.nan, np.inf, 1e30)):
+            q[slot, 0, 1] = value
+        y = run("WindowAttention", q, None, None, *arrays, outputs=3, **sizes)
+        yield f"special attention, {size}, {group}, {rows} rows, window {window}", y
 
 
 def hash_of(tensors: list[Array]) -> str:

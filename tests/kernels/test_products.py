@@ -346,6 +346,13 @@ def test_sizes_that_do_not_fit_are_refused():
     assert multiply(x, weight).shape == (3, 20)
 
 
+@pytest.mark.parametrize("change", [{"K": 0}, {"K": -1}, {"N": 0}, {"bits": 6}, {"bits": 0}])
+def test_attributes_out_of_range_are_refused(change: dict[str, int]):
+    x, packed = np.zeros((3, 0), np.float32), np.zeros(0, np.uint8)
+    words = "Product: K, N or bits are out of range"
+    refused(words, "Product", x, packed, **{"K": 32, "N": 16, "bits": 4} | change)
+
+
 @pytest.mark.parametrize("row", [-1, 3, 1 << 40])
 def test_an_adapted_row_outside_the_window_is_refused(row: int):
     op = make_adapted(np.random.default_rng(0), 32, [16], 8)

@@ -233,6 +233,25 @@ def test_scores_that_are_far_apart():
     np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("length", [0, 130])
+def test_infinity_and_nan_are_not_lost(length: int, value: float):
+    """Rows that do not see such a row keep their bits."""
+    attention = random_attention(0, [length], [-1, 0, 1, 0, 3], room=1)
+    expected = attention.run()[0]
+    for name in ("q", "k"):
+        spoiled = getattr(attention, name).copy()
+        spoiled[0, 1, 3] = value  # of the first head
+        y = replace(attention, **{name: spoiled}).run()[0]
+        is_nan = np.zeros_like(y, bool)
+        if name == "q":
+            is_nan[0, 1, :16] = True
+        else:
+            is_nan[0, 1:3, :32] = True  # the row and its child
+        np.testing.assert_array_equal(np.isnan(y), is_nan)
+        np.testing.assert_array_equal(y[~is_nan], expected[~is_nan])
+
+
 @QUICK
 @given(attentions())
 def test_slots_do_not_depend_on_their_neighbours(attention: Attention):
@@ -325,7 +344,7 @@ def refuse(attention: Attention, words: str) -> None:
         attention.run()
 
 
-@pytest.mark.parametrize("length", [-1, 8, 1 << 40])
+@pytest.mark.parametrize("length", [-1, 8, 1 << 40, (1 << 63) - 1, -(1 << 63)])
 def test_a_window_that_does_not_fit_into_the_cache_is_refused(length: int):
     attention = random_attention(0, [7, 7], [-1, 0, 1])
     refuse(
@@ -368,6 +387,13 @@ def test_sizes_that_do_not_fit_are_refused():
             "length, row_position, window_mask, cos or sin do not fit",
         )
     attention.run()
+
+
+@pytest.mark.parametrize("left_out", [*range(1, 10)])
+def test_a_missing_input_is_refused(left_out: int):
+    attention = random_attention(0, [7], [-1, 0, 1])
+    attention.inputs[left_out] = None
+    refuse(attention, "(an input is missing|q)")
 
 
 def test_no_rows_and_no_slots_have_no_results():

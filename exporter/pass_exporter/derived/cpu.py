@@ -72,13 +72,13 @@ def _use_embed(graph: ir.Graph, quantized: QuantizedModel) -> None:
         assert factor is not None and factor.const_value is not None
         attributes["factor"] = float(factor.const_value.numpy().item())
         look_up = _producer(look_up.inputs[0])
-    table, head = look_up.inputs[0], quantized.weights.get(weight_name("lm_head"))
+    table, codes, op_type = look_up.inputs[0], quantized.table, "Embed"
     assert table is not None and table.name is not None
-    op_type = "Embed"
-    if head is not None and quantized.coded_table:
-        op_type, name = "EmbedPacked", _head_name(graph)
-        attributes |= {"K": head.inputs, "N": len(head.data)}
-        table, attributes["bits"] = packed_weight(graph, name, [head])
+    if codes is not None:
+        is_head = codes is quantized.weights.get(weight_name("lm_head"))
+        name = _head_name(graph) if is_head else table.name
+        op_type, attributes = "EmbedPacked", attributes | {"K": codes.inputs, "N": len(codes.data)}
+        table, attributes["bits"] = packed_weight(graph, name, [codes])
     ids = next(value for value in graph.inputs if value.name == "input_ids")
     node = ir.node(op_type, [ids, table, lookahead_table], attributes, domain=DOMAIN)
     graph.insert_before(choice, node)

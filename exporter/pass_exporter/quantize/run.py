@@ -49,7 +49,8 @@ def quantize(
     shared_table, schemes = shares_table(model, spec), layer_schemes(model, spec)
     if source.is_gguf and spec.keeps_codes:
         step = progress.phase("keeping the file's codes")
-        schemes = _keep_codes(model, Path(source.location), schemes, quantized, step)
+        path = Path(source.location)
+        schemes = _keep_codes(model, path, schemes, quantized, step, with_table=not shared_table)
     by_gptq = {
         layer: scheme
         for layer, scheme in schemes.items()
@@ -67,9 +68,8 @@ def quantize(
         quantized.weights |= {weight_name(layer): weight for layer, weight in rounded.items()}
     round_weights(model, lookahead_weights.adapter, schemes, quantized, step)
     if shared_table and weight_name(LM_HEAD) in quantized.weights:
-        quantized.coded_table = True
         set_weight(model.get_input_embeddings(), model.lm_head.weight.detach())
-        quantized.coded_table = weight_name(LM_HEAD) in quantized.weights
+        quantized.table = quantized.weights.get(weight_name(LM_HEAD))
     make_groups_alike(model, quantized)
     return quantized
 
@@ -80,9 +80,11 @@ def _keep_codes(
     schemes: dict[str, WeightScheme],
     quantized: QuantizedModel,
     step: Step,
+    *,
+    with_table: bool,
 ) -> dict[str, WeightScheme]:
-    """Add the codes of the .gguf file `path` to `quantized`. Return the schemes of the layers that
-    are left."""
+    """Add the codes of the .gguf file `path` to `quantized`, `with_table` those of the embedding
+    table too. Return the schemes of the layers that are left."""
     file = GgufCodes(path, model, with_offsets=quantized.spec.keeps_offsets)
     modules, left = quantized_modules(model), {}
     with one_thread():
@@ -94,6 +96,9 @@ def _keep_codes(
                 quantized.weights[weight_name(layer)] = codes
                 set_weight(modules[layer], codes.dequantized())
             step(done + 1, len(schemes))
+        table = model.get_input_embeddings().weight
+        if with_table and table.dtype == torch.float32:
+            quantized.table = file.codes("embed_tokens", table.detach())
     return left
 
 

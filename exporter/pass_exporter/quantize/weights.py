@@ -24,13 +24,13 @@ class QuantizedModel:
 
     weights: the codes, by weights' names in the trunk, such as `model.lm_head.weight`.
     calibration: OWN_TEXT or FILE_TEXT of quantize/run.py; None if no text was run.
-    coded_table: whether the embedding table has the values of the LM head's codes.
+    table: the codes of the embedding table, perhaps those of the LM head; None if it is floats.
     """
 
     spec: QuantSpec
     weights: dict[str, QuantizedWeight] = field(default_factory=dict)
     calibration: str | None = None
-    coded_table: bool = False
+    table: QuantizedWeight | None = None
 
 
 DECODER_PREFIX, ADAPTER_PREFIX = "model.model.", "adapter."
