@@ -18,6 +18,7 @@ from pass_exporter.bundle import write_tokenizer
 from pass_exporter.checks.verify import limits_of
 from pass_exporter.model.registry import WheelFile, registry
 from pass_runtime import GenerateOptions, Manifest, PassError, SamplingParams, load, read_manifest
+from pass_runtime.backends.ort.kernels import library
 from pass_runtime.bundle.bindings import fed_input
 from pass_runtime.bundle.plan import bundle_plans
 from pass_runtime.measuring.lossless import run_tokens
@@ -68,7 +69,12 @@ def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(
     ]
     assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
     for graph in graphs:
-        session = ort.InferenceSession(directory / graph.file, providers=["CPUExecutionProvider"])
+        options = ort.SessionOptions()
+        if (kernels := library()) is not None:
+            options.register_custom_ops_library(str(kernels))
+        session = ort.InferenceSession(
+            directory / graph.file, options, providers=["CPUExecutionProvider"]
+        )
         for described, actual in (
             (graph.inputs, session.get_inputs()),
             (graph.outputs, session.get_outputs()),

@@ -48,7 +48,7 @@ PLANS = [
     full_tree(5, 3),
     prefill_plan(16),
 ]
-TRUNKS = ("trunk.onnx", "trunk.cpu.onnx", "trunk.cpu.one.onnx")
+TRUNKS = ("trunk.onnx", "trunk.cpu.onnx")
 SAMPLINGS = [SamplingParams(), SamplingParams(0.8, 40, 0.95, seed=7)]
 opened = cache(open_session)
 

@@ -148,10 +148,11 @@ def test_the_cpp_suite_builds_and_checks_and_tests(checkout: Checkout):
     assert checkout.suite("cpp")[0][-6:] == plain
     calls, _ = checkout.suite("cpp", "--sanitizers")
     sanitize = "build_cpp.sh --sanitize"
-    fakes = "tests/cpp/test_cpp_trt.py tests/cpp/test_cpp_captures.py -k writes or fails or counts"
+    files = " ".join(f"tests/cpp/test_cpp_{name}.py" for name in ("trt", "captures", "replay"))
+    fakes = f"{files} -k writes or fails or counts or int4"
     assert calls[:6] == plain
     assert calls[6:] == [
-        f"{sanitize} address,undefined --target pass-tests fake_gpu fake_ort --no-tests",
+        f"{sanitize} address,undefined --target pass-tests fake_gpu fake_ort replay --no-tests",
         "pass-tests ",
         f"{PYTEST} {fakes}",
         f"{sanitize} thread --target pass-tests --no-tests",
