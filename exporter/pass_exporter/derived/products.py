@@ -16,11 +16,12 @@ import onnx_ir as ir
 import torch
 
 from pass_exporter.derived.adapter_rows import adapter_pads, gather_and_products
+from pass_exporter.derived.attention import replace_value
 from pass_exporter.derived.heads import only_user
 from pass_exporter.derived.packing import GROUP, Bytes, interleave, pack, packed_bytes
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import INT8
-from pass_exporter.quantize.weights import QuantizedModel
+from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
 from pass_exporter.trunk.graph import WeightParts, initializer, take_place
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
@@ -69,7 +70,8 @@ def use_products(graph: ir.Graph, weight_parts: WeightParts, quantized: Quantize
         if weight is None:
             continue
         names = weight_parts.get(str(weight.name), ())
-        if names and all(name in quantized.weights for name in names) and not _is_factor(names):
+        is_factor = bool(names) and names[0].startswith(ADAPTER_PREFIX)
+        if names and not is_factor and all(name in quantized.weights for name in names):
             parts = [quantized.weights[name] for name in names]
             linears.append(_read_linear(node, str(weight.name), parts, pads))
     merged = _with_gates(graph, linears)
@@ -87,10 +89,6 @@ def use_gates(graph: ir.Graph) -> None:
         graph.insert_before(product, node)
         take_place(product.outputs[0], node.outputs[0])
         graph.remove([product, *removed], safe=True)
-
-
-def _is_factor(names: Sequence[str]) -> bool:
-    return names[0].startswith("adapter.")
 
 
 def _read_linear(
@@ -254,11 +252,7 @@ def _write_product(graph: ir.Graph, linear: _Linear) -> None:
     results = added[-1].outputs
     graph.insert_before(linear.node, added)
     for old, new in zip(linear.outputs, results, strict=True):
-        for index, output in enumerate(graph.outputs):
-            if output is old:
-                graph.outputs[index] = new
-                new.name, old.name = old.name, None
-        take_place(old, new)
+        replace_value(graph, old, new)
     graph.remove([*_readers_first(graph, {*linear.removed, linear.node})], safe=True)
 
 
@@ -357,9 +351,5 @@ def _use_dense_product(graph: ir.Graph, node: ir.Node) -> None:
     last = add or node
     product = ir.node("DenseProduct", inputs, {"by_column": by_column}, domain=DOMAIN)
     graph.insert_before(node, product)
-    for index, output in enumerate(graph.outputs):
-        if output is last.outputs[0]:
-            graph.outputs[index] = product.outputs[0]
-            product.outputs[0].name, output.name = output.name, None
-    take_place(last.outputs[0], product.outputs[0])
+    replace_value(graph, last.outputs[0], product.outputs[0])
     graph.remove([*([add] if add else []), node], safe=True)
