@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pass_runtime.tuning.estimates import shape_of
-from pass_runtime.tuning.tuner import SWITCH_MARGIN, Tuner
+from pass_runtime.tuning.tuner import DRAFT_MARGIN, SWITCH_MARGIN, Tuner
 
 
 class OutputConsole(Console):
@@ -214,7 +214,7 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
         "~ has not run yet: its time is estimated from passes that were timed at the start",
         (
             f"in use: {tuner.decided.cycle.plans[0].name}; another plan is used if it is "
-            f"{SWITCH_MARGIN:.2f} times as fast"
+            f"{SWITCH_MARGIN:.2f} times as fast, and {DRAFT_MARGIN:.2f} times as fast as ar"
         ),
         f"passes now take {times.slowness:.2f} times as long as at the start",
         "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_acceptance.rates),

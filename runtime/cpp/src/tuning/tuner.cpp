@@ -13,8 +13,11 @@ constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes betw
 constexpr double decision_time_share = 0.005;          // the most of the decoding time for them
 // After a decision, a cycle that did not run in the last idle_passes passes is tried for
 // trial_passes, if it is expected to be at least as fast as the chosen cycle. Plain decoding is
-// tried whatever its rate, because all cycles are compared with it.
-constexpr std::int64_t idle_passes = 2000, trial_passes = 4;
+// tried whatever its rate, and after plain_idle_passes, because all cycles are compared with it.
+constexpr std::int64_t idle_passes = 2000, plain_idle_passes = 128, trial_passes = 4;
+// A cycle with drafts is used only if its expected rate is at least this many times that of plain
+// decoding: its passes take the host about 0.1 ms more, and its gain depends on the text.
+constexpr double draft_margin = 1.06;
 constexpr double default_acceptance = 0.1;  // of look-ahead drafts, if the bundle states none
 constexpr double ngram_prior = 0.6;         // the initial acceptance of n-gram drafts
 // A new sequence starts with the rates of all sequences, which weigh as much as so many passes.
@@ -111,9 +114,8 @@ Candidate Tuner::next_candidate(int lookahead, int batch,
     return passes_ < entry->second.trial_end ? entry->second.trial : decided_;
 }
 
-// Decide for the fastest candidate if it is switch_margin times as fast as the present one, else
-// for the present one: the last decided cycle if that is switch_margin times as fast as plain
-// decoding, else plain decoding.
+// Decide for the fastest candidate if it is switch_margin times as fast as the last decided one,
+// else for that one; for plain decoding if this is not draft_margin times as fast.
 Tuner::Decision Tuner::decide(int lookahead, int batch,
                               const std::vector<const ConditionalAcceptance*>& acceptances) {
     std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());
@@ -129,13 +131,15 @@ Tuner::Decision Tuner::decide(int lookahead, int batch,
     };
     const auto plain = matching([](const Candidate& each) { return each.cycle.depth() == 0; });
     auto present = matching([&](const Candidate& each) { return each.cycle == decided_.cycle; });
-    if (present == ranked.end() || present->rate() < switch_margin * plain->rate()) present = plain;
-    const Candidate& decided =
-        ranked.front().rate() >= switch_margin * present->rate() ? ranked.front() : *present;
+    if (present == ranked.end()) present = plain;
+    if (ranked.front().rate() >= switch_margin * present->rate()) present = ranked.begin();
+    const Candidate& decided = present->rate() < draft_margin * plain->rate() ? *plain : *present;
     const auto trial = matching([&](const Candidate& each) {
         const auto ran = last_ran_.find({each.cycle.plans.front().name, batch});
-        const bool idle = ran == last_ran_.end() || passes_ - ran->second >= idle_passes;
-        return idle && passes_ > 0 && (each.cycle.depth() == 0 || each.rate() >= decided.rate());
+        const bool is_plain = each.cycle.depth() == 0;
+        const bool idle = ran == last_ran_.end() ||
+                          passes_ - ran->second >= (is_plain ? plain_idle_passes : idle_passes);
+        return idle && passes_ > 0 && (is_plain || each.rate() >= decided.rate());
     });
     const Candidate& tried = trial == ranked.end() ? decided : *trial;
     // The trial counts as run, even if a pass runs the plan that a request names instead.

@@ -12,8 +12,7 @@
 
 namespace pass {
 
-// Switch to a cycle only if its expected rate is at least this many times the present cycle's, and
-// to plain decoding unless the present rate is at least this many times that of plain decoding.
+// Switch to a cycle only if its expected rate is at least this many times the present cycle's.
 inline constexpr double switch_margin = 1.03;
 
 // A cycle of the menu. tokens: how many tokens a pass is expected to write in each sequence.
