@@ -342,6 +342,7 @@ def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
 
 
 def _scheme_info(scheme: WeightScheme, offsets: bool = False) -> SchemeInfo:
+    assert scheme.code_type != "int5"  # see WeightScheme.stored
     return SchemeInfo(
         numbers=scheme.code_type,
         block_size=scheme.block_size,

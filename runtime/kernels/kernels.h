@@ -18,7 +18,8 @@ struct RowBlock {
 };
 
 // Weights [inputs,columns] as code * scale + offset. A group of columns is a stream of its blocks:
-// codes of `bits` bits, then the scales and the offsets of the 16 columns in float16.
+// codes of `bits` bits, then the scales and the offsets of the 16 columns in float16. If
+// `symmetric`, there are no offsets: the code in the middle, 2^(bits-1), is 0.
 //   4 bits: 4 vectors of 64 bytes; byte 4c+j of vector v has the codes of column c and the inputs
 //           8v+j (lower half) and 8v+4+j (upper half)
 //   5 bits: the lower 4 bits as above, then 8 words of 64 bits: bit 4c+j of word u is the highest
@@ -27,10 +28,13 @@ struct RowBlock {
 struct Packed {
     const uint8_t* data;
     int inputs, columns, bits;
+    bool symmetric;
 
     int blocks() const { return (inputs + BLOCK - 1) / BLOCK; }
     int groups() const { return (columns + GROUP - 1) / GROUP; }
-    int block_bytes() const { return (bits == 4 ? 256 : bits == 5 ? 320 : 512) + 64; }
+    int code_bytes() const { return bits == 4 ? 256 : bits == 5 ? 320 : 512; }
+    int block_bytes() const { return code_bytes() + (symmetric ? 32 : 64); }
+    float middle() const { return float(1 << (bits - 1)); }
     size_t group_bytes() const { return size_t(blocks()) * block_bytes(); }
     const uint8_t* group(int index) const { return data + index * group_bytes(); }
 };
@@ -70,8 +74,7 @@ struct Kernels {
     // Rounds the inputs x [inputs]; block b goes to out[b * step].
     void (*round_row)(const float* x, int inputs, RowBlock* out, int step);
     // y [rows,16] = rows a [blocks,rows] times a group of columns.
-    void (*product_tile)(const uint8_t* group, int blocks, int bits, int rows, const RowBlock* a,
-                         float* y);
+    void (*product_tile)(const Packed& w, int group, int rows, const RowBlock* a, float* y);
     // y [rows,columns first..last) (stride: w.columns) = x [rows,inputs] times w.
     void (*dense)(const Dense& w, int rows, const float* x, int first, int last, float* y);
     // y = x + r, or x if r is null; normed = y / rms(y) * scale.

@@ -108,7 +108,7 @@ struct EmbedPacked : Embedding {
     explicit EmbedPacked(const Attributes& attributes)
         : Embedding(attributes),
           table{nullptr, int(attributes.number("K", 0)), int(attributes.number("N", 0)),
-                int(attributes.number("bits", 4))} {}
+                int(attributes.number("bits", 4)), attributes.number("symmetric", 0) != 0} {}
 
     ort::Status* compute(const Call& call) const {
         const Tensor packed = call.input(1);

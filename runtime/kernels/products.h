@@ -38,9 +38,8 @@ class RoundedRows {
     void multiply(const Packed& weights, int group, float* y) const {
         for (size_t t = 0; t < tiles_; t++) {
             const size_t begin = first(t);
-            kernels().product_tile(weights.group(group), int(blocks_), weights.bits,
-                                   int(first(t + 1) - begin), blocks_of_rows_ + begin * blocks_,
-                                   y + begin * GROUP);
+            kernels().product_tile(weights, group, int(first(t + 1) - begin),
+                                   blocks_of_rows_ + begin * blocks_, y + begin * GROUP);
         }
     }
 
@@ -76,13 +75,14 @@ struct Product {
         activation = number("activation", NONE);
         columns = number("N", 0);
         const int groups = int((columns + GROUP - 1) / GROUP) * (activation ? 2 : 1);
-        weights = {nullptr, number("K", 0), groups * GROUP, number("bits", 4)};
+        weights = {nullptr, number("K", 0), groups * GROUP, number("bits", 4),
+                   number("symmetric", 0) != 0};
         rank = number("rank", 0);
         part1 = number("part1", groups);
         part2 = number("part2", groups);
         const int parts = activation ? 2 : part2 < groups ? 3 : part1 < groups ? 2 : 1;
-        down = {nullptr, weights.inputs, rank * parts, number("adapter_bits", 8)};
-        up = {nullptr, rank, groups * GROUP, number("adapter_bits", 8)};
+        down = {nullptr, weights.inputs, rank * parts, 8, true};
+        up = {nullptr, rank, groups * GROUP, 8, true};
     }
 
     int parts() const { return rank ? down.columns / rank : 0; }
@@ -93,7 +93,7 @@ struct Product {
     ort::Status* compute(const Call& call) const {
         const Tensor x = call.input(0), packed = call.input(1), bias = call.input(2);
         const Tensor adapted = call.input(3), a = call.input(4), b = call.input(5);
-        if (weights.inputs < 1 || columns < 1 || !is_packed(weights.bits) || !is_packed(down.bits)) {
+        if (weights.inputs < 1 || columns < 1 || !is_packed(weights.bits)) {
             return refuse("Product: K, N or bits are out of range");
         }
         Product op = *this;

@@ -99,25 +99,29 @@ void round_row(const float* x, int inputs, RowBlock* out, int step) {
 }
 
 template <int M, int BITS>
-void tile(const uint8_t* group, int blocks, const RowBlock* rows, float* y) {
+void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
     constexpr int codes = BITS == 4 ? 256 : BITS == 5 ? 320 : 512;
+    const int blocks = w.blocks(), bytes = w.block_bytes();
+    const bool symmetric = w.symmetric;
+    const F middle = set(-w.middle());
     for (int part = 0; part < PARTS; part++) {
         F total[M];
         for (int m = 0; m < M; m++) total[m] = set(0.f);
-        const uint8_t* stream = group;
+        const uint8_t* stream = w.group(group);
         const RowBlock* a = rows;
-        for (int b = 0; b < blocks; b++, stream += codes + 64, a += M) {
+        for (int b = 0; b < blocks; b++, stream += bytes, a += M) {
             if (part == 0) {
                 for (int i = 0; i < codes + 64; i += 64) __builtin_prefetch(stream + AHEAD + i);
             }
             Sums<BITS> sums[M];
             for (int m = 0; m < M; m++) sums[m].clear();
             for (int v = 0; v < 4; v++) {
-                const Codes<BITS> w(stream, v, part);
-                for (int m = 0; m < M; m++) sums[m].add(w, a[m].q + 8 * v);
+                const Codes<BITS> eight(stream, v, part);
+                for (int m = 0; m < M; m++) sums[m].add(eight, a[m].q + 8 * v);
             }
             const F scale = halves(stream + codes + 2 * LANES * part);
-            const F offset = halves(stream + codes + 32 + 2 * LANES * part);
+            const F offset = symmetric ? mul(scale, middle)
+                                       : halves(stream + codes + 32 + 2 * LANES * part);
             for (int m = 0; m < M; m++) {
                 total[m] = fma(sums[m].total(), mul(scale, set(a[m].scale)), total[m]);
                 total[m] = fma(offset, set(a[m].sum), total[m]);
@@ -127,13 +131,12 @@ void tile(const uint8_t* group, int blocks, const RowBlock* rows, float* y) {
     }
 }
 
-void product_tile(const uint8_t* group, int blocks, int bits, int rows, const RowBlock* a,
-                  float* y) {
+void product_tile(const Packed& w, int group, int rows, const RowBlock* a, float* y) {
 #define TILE(n)                                                                                    \
     if constexpr (n <= TILE_ROWS) {                                                                \
-        if (bits == 4) tile<n, 4>(group, blocks, a, y);                                            \
-        else if (bits == 5) tile<n, 5>(group, blocks, a, y);                                       \
-        else tile<n, 8>(group, blocks, a, y);                                                      \
+        if (w.bits == 4) tile<n, 4>(w, group, a, y);                                               \
+        else if (w.bits == 5) tile<n, 5>(w, group, a, y);                                          \
+        else tile<n, 8>(w, group, a, y);                                                           \
     }
     FOR_ROWS(rows, TILE)
 #undef TILE
@@ -221,12 +224,14 @@ void dense(const Dense& w, int rows, const float* x, int first, int last, float*
 
 void unpack_column(const Packed& w, int64_t column, float* y) {
     const uint8_t* stream = w.group(int(column / GROUP));
-    const int c = int(column % GROUP), bytes = w.block_bytes();
-    for (int b = 0; b < w.blocks(); b++, stream += bytes) {
+    const int c = int(column % GROUP), codes = w.code_bytes();
+    for (int b = 0; b < w.blocks(); b++, stream += w.block_bytes()) {
         float scales[GROUP], offsets[GROUP];
         for (int p = 0; p < PARTS; p++) {
-            store(scales + p * LANES, halves(stream + bytes - 64 + 2 * LANES * p));
-            store(offsets + p * LANES, halves(stream + bytes - 32 + 2 * LANES * p));
+            const F scale = halves(stream + codes + 2 * LANES * p);
+            store(scales + p * LANES, scale);
+            store(offsets + p * LANES, w.symmetric ? mul(scale, set(-w.middle()))
+                                                   : halves(stream + codes + 32 + 2 * LANES * p));
         }
         for (int i = 0; i < BLOCK && b * BLOCK + i < w.inputs; i++) {
             const int word = i / 4, byte = 4 * c + i % 4;

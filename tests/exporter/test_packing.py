@@ -56,7 +56,10 @@ def unpack(packed: Array, bits: int, columns: int, inputs: int) -> tuple[Array, 
 def test_nothing_is_lost(seed: int, sizes: tuple[int, int], bits: int):
     codes, scales, offsets = random_weight(seed, *sizes, bits)
     packed = pack(codes, bits, scales, offsets)
-    assert packed.dtype == np.uint8 and packed.size == packed_bytes(*sizes, bits)
+    assert packed.dtype == np.uint8 and packed.size == packed_bytes(*sizes, bits, symmetric=False)
+    symmetric = pack(codes, bits, scales, None)
+    assert symmetric.size == packed_bytes(*sizes, bits, symmetric=True)
+    np.testing.assert_array_equal(symmetric, packed[..., : CODE_BYTES[bits] + 32])
     for actual, expected in zip(
         unpack(packed, bits, *sizes), (codes, scales, offsets), strict=True
     ):
@@ -65,7 +68,8 @@ def test_nothing_is_lost(seed: int, sizes: tuple[int, int], bits: int):
 
 @pytest.mark.parametrize(("bits", "bytes_of_weight"), [(4, 5 / 8), (5, 6 / 8), (8, 9 / 8)])
 def test_a_block_has_a_scale_and_an_offset_of_two_bytes(bits: int, bytes_of_weight: float):
-    assert packed_bytes(160, 320, bits) == 160 * 320 * bytes_of_weight
+    assert packed_bytes(160, 320, bits, symmetric=False) == 160 * 320 * bytes_of_weight
+    assert packed_bytes(160, 320, bits, symmetric=True) == 160 * 320 * (bytes_of_weight - 1 / 16)
 
 
 @QUICK

@@ -17,6 +17,7 @@ from pass_runtime.backends.ort.kernels import library
 DOMAIN = "pass.cpu"
 NONE, SILU, GELU_TANH = 0, 1, 2
 BITS = (4, 5, 8)
+LAYOUTS = [(bits, symmetric) for bits in BITS for symmetric in (False, True)]
 
 Array = np.ndarray[Any, Any]
 
@@ -81,12 +82,19 @@ def _value(name: str, dtype: np.dtype[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight [out,in] of values code * scale + offset. scales, offsets: [out,blocks] float16."""
+    """A weight [out,in] of values code * scale + offset. scales, offsets: [out,blocks] float16.
+    symmetric: the offsets follow from the scales, and are not packed."""
 
     codes: Array
     bits: int
     scales: Array
     offsets: Array
+    symmetric: bool = False
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The attributes that say how the weight is packed."""
+        return {"bits": self.bits, "symmetric": int(self.symmetric)}
 
     @property
     def inputs(self) -> int:
@@ -99,7 +107,8 @@ class Weight:
     @property
     def packed(self) -> Array:
         """[groups,blocks,bytes]"""
-        return pack(self.codes, self.bits, self.scales, self.offsets)
+        offsets = None if self.symmetric else self.offsets
+        return pack(self.codes, self.bits, self.scales, offsets)
 
     @property
     def values(self) -> Array:
@@ -115,14 +124,16 @@ class Weight:
 # CPU, and outputs.py compares CPUs.
 
 
-def random_weight(rng: np.random.Generator, columns: int, inputs: int, bits: int) -> Weight:
+def random_weight(
+    rng: np.random.Generator, columns: int, inputs: int, bits: int, symmetric: bool = False
+) -> Weight:
     shape = (columns, -(-inputs // BLOCK))
-    return Weight(
-        rng.integers(0, 2**bits, (columns, inputs), np.uint8),
-        bits,
-        (rng.integers(1, 1024, shape) / 2.0 ** (11 + bits)).astype(np.float16),
-        (rng.integers(-1024, 1024, shape) / 2.0**11).astype(np.float16),
-    )
+    codes = rng.integers(0, 2**bits, (columns, inputs), np.uint8)
+    scales = (rng.integers(1, 1024, shape) / 2.0 ** (11 + bits)).astype(np.float16)
+    offsets = (rng.integers(-1024, 1024, shape) / 2.0**11).astype(np.float16)
+    if symmetric:
+        offsets = scales * np.float16(-(2 ** (bits - 1)))
+    return Weight(codes, bits, scales, offsets, symmetric)
 
 
 def random_floats(rng: np.random.Generator, *shape: int) -> Array:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 
 import numpy as np
-from operators import BITS, GELU_TANH, SILU, Array, random_floats, random_weight, run
+from operators import BITS, GELU_TANH, LAYOUTS, SILU, Array, random_floats, random_weight, run
 
 from pass_exporter.derived.packing import interleave
 from pass_runtime.backends.ort.kernels import kernels_name
@@ -23,14 +23,15 @@ SPECIAL = np.array(
 
 
 def products(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]]]:
-    for bits in BITS:
+    for bits, symmetric in LAYOUTS:
         for inputs, columns in ((32, 16), (50, 20), (200, 70)):
-            weight = random_weight(rng, columns, inputs, bits)
-            sizes = {"K": inputs, "N": columns, "bits": bits}
+            weight = random_weight(rng, columns, inputs, bits, symmetric)
+            sizes = {"K": inputs, "N": columns, **weight.layout}
             for rows in ROWS:
                 x = random_floats(rng, rows, inputs)
                 y = run("Product", x, weight.packed.reshape(-1), **sizes)
-                yield f"{bits} bits, {rows} rows of {inputs}", y
+                yield f"{bits} bits, {symmetric=}, {rows} rows of {inputs}", y
+    for bits in BITS:
         largest = random_weight(rng, 16, 64, bits)
         largest.codes[:] = 2**bits - 1
         x = np.repeat(np.array([1, -1], np.float32), 32)[None]
@@ -46,8 +47,8 @@ def adapted_products(rng: np.random.Generator) -> Iterator[tuple[str, list[Array
     for activation in (0, SILU, GELU_TANH):
         for rank in (4, 33):
             weights = [random_weight(rng, 48, 70, 5) for _ in range(2)]
-            down = random_weight(rng, 2 * rank, 70, 8)
-            ups = [random_weight(rng, 48, rank, 8) for _ in range(2)]
+            down = random_weight(rng, 2 * rank, 70, 8, symmetric=True)
+            ups = [random_weight(rng, 48, rank, 8, symmetric=True) for _ in range(2)]
             sizes = {"K": 70, "N": 48 if activation else 96, "bits": 5, "rank": rank}
             join = interleave if activation else lambda *parts: np.concatenate(parts)
             sizes |= {"activation": activation} if activation else {"part1": 3}
@@ -89,11 +90,11 @@ def small_operators(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]
         y = run("Gate", special, np.ones_like(special), activation=activation)
         yield f"special gates, {activation}", y
     ids = np.arange(23)[None]
-    for bits in BITS:
-        weight, lookahead = random_weight(rng, 20, 50, bits), random_floats(rng, 3, 50)
+    for layout in LAYOUTS:
+        weight, lookahead = random_weight(rng, 20, 50, *layout), random_floats(rng, 3, 50)
         arrays, sizes = (ids, weight.packed.reshape(-1), lookahead), {"K": 50, "N": 20}
-        y = run("EmbedPacked", *arrays, bits=bits, factor=3.3, **sizes)
-        yield f"embeddings of {bits} bits", y
+        y = run("EmbedPacked", *arrays, factor=3.3, **sizes, **weight.layout)
+        yield f"embeddings of {layout}", y
 
 
 def attentions(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]]]:

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operators import BITS, GELU_TANH, NONE, SILU, Array, Weight, random_floats, random_weight, run
+from operators import (
+    BITS,
+    GELU_TANH,
+    LAYOUTS,
+    NONE,
+    SILU,
+    Array,
+    Weight,
+    random_floats,
+    random_weight,
+    run,
+)
 
 from pass_exporter.derived.packing import BLOCK, GROUP, interleave
 from pass_runtime.backends.ort.kernels import find_kernels, library
@@ -79,13 +90,13 @@ def gated(activation: int, gate: Array, up: Array) -> tuple[Array, Array]:
 
 
 def multiply(x: Array, weight: Weight, bias: Array | None = None, threads: int = 1) -> Array:
-    sizes = {"K": weight.inputs, "N": weight.columns, "bits": weight.bits}
+    sizes = {"K": weight.inputs, "N": weight.columns, **weight.layout}
     return run("Product", x, weight.packed.reshape(-1), bias, threads=threads, **sizes)[0]
 
 
 def multiply_gated(x: Array, gate: Weight, up: Weight, activation: int, bias: Array | None = None):
     weights = interleave(gate.packed, up.packed).reshape(-1)
-    sizes = {"K": gate.inputs, "N": gate.columns, "bits": gate.bits, "activation": activation}
+    sizes = {"K": gate.inputs, "N": gate.columns, **gate.layout, "activation": activation}
     return run("Product", x, weights, bias, **sizes)[0]
 
 
@@ -94,10 +105,12 @@ seeds = st.integers(0, 1 << 30)
 
 
 @QUICK
-@given(seeds, sizes, st.sampled_from(BITS), st.booleans())
-def test_a_product(seed: int, sizes: tuple[int, int, int], bits: int, with_bias: bool):
+@given(seeds, sizes, st.sampled_from(LAYOUTS), st.booleans())
+def test_a_product(
+    seed: int, sizes: tuple[int, int, int], layout: tuple[int, bool], with_bias: bool
+):
     rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
-    weight, x = random_weight(rng, columns, inputs, bits), random_floats(rng, rows, inputs)
+    weight, x = random_weight(rng, columns, inputs, *layout), random_floats(rng, rows, inputs)
     bias = random_floats(rng, columns) if with_bias else None
     actual = multiply(x, weight, bias)
     expected, error = product(x, weight)
@@ -126,13 +139,13 @@ magnitudes = st.sampled_from((0.0, 1e-45, 1e-38, 1e-31, 1e-20, 1.0, 1e20, 1e36))
 
 
 @QUICK
-@given(seeds, st.lists(magnitudes, min_size=1, max_size=6), st.sampled_from(BITS), st.data())
+@given(seeds, st.lists(magnitudes, min_size=1, max_size=6), st.sampled_from(LAYOUTS), st.data())
 def test_zeros_and_tiny_and_huge_values(
-    seed: int, by_block: list[float], bits: int, data: st.DataObject
+    seed: int, by_block: list[float], layout: tuple[int, bool], data: st.DataObject
 ):
     """Blocks of which all values are below 1e-30 count as 0."""
     rng, inputs = np.random.default_rng(seed), BLOCK * len(by_block) - data.draw(st.integers(0, 31))
-    weight = random_weight(rng, 20, inputs, bits)
+    weight = random_weight(rng, 20, inputs, *layout)
     factors = np.repeat(np.array(by_block), BLOCK)[:inputs]
     x = (rng.integers(-256, 257, (3, inputs)) / 256 * factors).astype(np.float32)
     actual = multiply(x, weight)
@@ -159,12 +172,16 @@ def test_infinity_and_nan_spoil_their_own_row_alone(rows: int, activation: int, 
 
 
 @QUICK
-@given(seeds, sizes, st.sampled_from(BITS), st.sampled_from((SILU, GELU_TANH)), st.booleans())
+@given(seeds, sizes, st.sampled_from(LAYOUTS), st.sampled_from((SILU, GELU_TANH)), st.booleans())
 def test_a_gate(
-    seed: int, sizes: tuple[int, int, int], bits: int, activation: int, with_bias: bool
+    seed: int,
+    sizes: tuple[int, int, int],
+    layout: tuple[int, bool],
+    activation: int,
+    with_bias: bool,
 ):
     rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
-    weights = [random_weight(rng, columns, inputs, bits) for _ in range(2)]
+    weights = [random_weight(rng, columns, inputs, *layout) for _ in range(2)]
     x = random_floats(rng, rows, inputs)
     bias = random_floats(rng, columns) if with_bias else None
     actual = multiply_gated(x, *weights, activation, bias)
@@ -192,7 +209,7 @@ class Adapted:
 
     def __call__(self, x: Array, rows: Array | None, threads: int = 1) -> Array:
         columns = sum(each.columns for each in self.weight)
-        sizes = {"K": self.weight[0].inputs, "N": columns, "bits": self.weight[0].bits}
+        sizes = {"K": self.weight[0].inputs, "N": columns, **self.weight[0].layout}
         sizes |= {"rank": self.rank}
         if self.activation:
             sizes |= {"activation": self.activation, "N": columns // 2}
@@ -220,7 +237,7 @@ class Adapted:
             np.concatenate([getattr(each, name) for each in self.downs])
             for name in ("codes", "scales", "offsets")
         )
-        return Weight(codes, first.bits, scales, offsets)
+        return Weight(codes, first.bits, scales, offsets, first.symmetric)
 
     def expected(self, x: Array, rows: Array) -> tuple[Array, Array]:
         """Return the result for rows x [Q,K], and its largest error."""
@@ -243,8 +260,8 @@ def make_adapted(
     rng: np.random.Generator, inputs: int, widths: list[int], rank: int, activation: int = NONE
 ) -> Adapted:
     weight = [random_weight(rng, width, inputs, 4) for width in widths]
-    downs = [random_weight(rng, rank, inputs, 8) for _ in widths]
-    ups = [random_weight(rng, width, rank, 8) for width in widths]
+    downs = [random_weight(rng, rank, inputs, 8, symmetric=True) for _ in widths]
+    ups = [random_weight(rng, width, rank, 8, symmetric=True) for width in widths]
     return Adapted(weight, downs, ups, rank, activation)
 
 
@@ -282,23 +299,23 @@ def test_adapted_rows_get_their_update(
 
 
 @QUICK
-@given(seeds, sizes, st.sampled_from(BITS), st.data())
+@given(seeds, sizes, st.sampled_from(LAYOUTS), st.data())
 def test_other_rows_do_not_change_a_rows_bits(
-    seed: int, sizes: tuple[int, int, int], bits: int, data: st.DataObject
+    seed: int, sizes: tuple[int, int, int], layout: tuple[int, bool], data: st.DataObject
 ):
     rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
-    weight, x = random_weight(rng, columns, inputs, bits), random_floats(rng, rows, inputs)
+    weight, x = random_weight(rng, columns, inputs, *layout), random_floats(rng, rows, inputs)
     whole = multiply(x, weight)
     chosen = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=40))
     np.testing.assert_array_equal(multiply(x[chosen], weight), whole[chosen])
     np.testing.assert_array_equal(multiply(x[None, chosen], weight)[0], whole[chosen])
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_threads_do_not_change_bits(bits: int):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_threads_do_not_change_bits(layout: tuple[int, bool]):
     """Of many rows, and of weights of which each thread takes a part."""
     rng = np.random.default_rng(0)
-    weight = random_weight(rng, 1500, 300, bits)
+    weight = random_weight(rng, 1500, 300, *layout)
     for rows in (1, 2, 13, 90):
         x = random_floats(rng, rows, 300)
         one, *others = (multiply(x, weight, threads=threads) for threads in (1, 2, 4))

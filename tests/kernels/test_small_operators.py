@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operators import BITS, GELU_TANH, SILU, Array, random_floats, random_weight, run
+from operators import GELU_TANH, LAYOUTS, SILU, Array, random_floats, random_weight, run
 
 from pass_runtime.backends.ort.kernels import find_kernels, library
 
@@ -116,30 +116,35 @@ def test_gates_whose_sizes_differ_are_refused():
     st.integers(1, 100),
     st.integers(0, 5),
     st.sampled_from((None, 1.0, 8.5)),
-    st.sampled_from((None, *BITS)),
+    st.sampled_from((None, *LAYOUTS)),
 )
 def test_embeddings(
-    seed: int, vocabulary: int, size: int, lookahead: int, factor: float | None, bits: int | None
+    seed: int,
+    vocabulary: int,
+    size: int,
+    lookahead: int,
+    factor: float | None,
+    layout: tuple[int, bool] | None,
 ):
     """Of tokens, times a factor, and of look-ahead rows, whose ids follow."""
     rng = np.random.default_rng(seed)
     of_lookahead = random_floats(rng, lookahead, size)
     ids = rng.integers(0, vocabulary + lookahead, (2, 7))
     options: dict[str, float] = {} if factor is None else {"factor": factor}
-    if bits is None:
+    if layout is None:
         table = random_floats(rng, vocabulary, size)
         (actual,) = run("Embed", ids, table, of_lookahead, **options)
     else:
-        weight = random_weight(rng, vocabulary, size, bits)
+        weight = random_weight(rng, vocabulary, size, *layout)
         table, packed = weight.values, weight.packed.reshape(-1)
-        sizes = {"K": size, "N": vocabulary, "bits": bits}
+        sizes = {"K": size, "N": vocabulary, **weight.layout}
         (actual,) = run("EmbedPacked", ids, packed, of_lookahead, **sizes, **options)
     tokens = (table * (factor or 1)).astype(np.float32)
     expected = np.concatenate([tokens, of_lookahead])[ids]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7 * np.abs(expected).max())
     is_lookahead = ids >= vocabulary
     np.testing.assert_array_equal(actual[is_lookahead], expected[is_lookahead])
-    if bits is None and factor is None:
+    if layout is None and factor is None:
         np.testing.assert_array_equal(actual, expected)
 
 

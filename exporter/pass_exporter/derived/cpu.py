@@ -78,7 +78,8 @@ def _use_embed(graph: ir.Graph, quantized: QuantizedModel) -> None:
         is_head = codes is quantized.weights.get(weight_name("lm_head"))
         name = _head_name(graph) if is_head else table.name
         op_type, attributes = "EmbedPacked", attributes | {"K": codes.inputs, "N": len(codes.data)}
-        table, attributes["bits"] = packed_weight(graph, name, [codes])
+        table, layout = packed_weight(graph, name, [codes])
+        attributes |= layout
     ids = next(value for value in graph.inputs if value.name == "input_ids")
     node = ir.node(op_type, [ids, table, lookahead_table], attributes, domain=DOMAIN)
     graph.insert_before(choice, node)

@@ -14,17 +14,29 @@ CODE_BYTES = {4: 256, 5: 320, 8: 512}
 Bytes = npt.NDArray[np.uint8]
 
 
-def packed_bytes(columns: int, inputs: int, bits: int) -> int:
+def packed_bytes(columns: int, inputs: int, bits: int, *, symmetric: bool) -> int:
     """The size of a packed weight."""
-    return -(-columns // GROUP) * -(-inputs // BLOCK) * (CODE_BYTES[bits] + 64)
+    block = CODE_BYTES[bits] + (32 if symmetric else 64)
+    return -(-columns // GROUP) * -(-inputs // BLOCK) * block
+
+
+def layout_of(
+    _codes: Bytes, bits: int, scales: npt.NDArray[np.float16], offsets: npt.NDArray[np.float16]
+) -> tuple[int, bool]:
+    """Return the bits of a code, and whether the weight is symmetric, as for `pack`."""
+    return bits, np.array_equal(offsets, scales * np.float16(-(1 << (bits - 1))))
 
 
 def pack(
-    codes: Bytes, bits: int, scales: npt.NDArray[np.float16], offsets: npt.NDArray[np.float16]
+    codes: Bytes,
+    bits: int,
+    scales: npt.NDArray[np.float16],
+    offsets: npt.NDArray[np.float16] | None,
 ) -> Bytes:
     """Pack a weight, value = code * scale + offset, to [groups,blocks,bytes].
 
-    codes: [out,in]. scales, offsets: [out,blocks]. What fills the last group and block is 0.
+    codes: [out,in]. scales, offsets: [out,blocks]; no offsets if the weight is symmetric: the code
+    in the middle stands for 0. What fills the last group and block is 0.
     """
     outputs, inputs = codes.shape
     groups, blocks = -(-outputs // GROUP), -(-inputs // BLOCK)
@@ -43,7 +55,7 @@ def pack(
         if bits == 5:
             fifth = np.packbits(by_word >> np.uint8(4), axis=-1, bitorder="little")
             parts.append(fifth.reshape(groups, blocks, 64))
-    parts += [_by_group(each, padding[0]) for each in (scales, offsets)]
+    parts += [_by_group(each, padding[0]) for each in (scales, offsets) if each is not None]
     return np.concatenate(parts, axis=-1)
 
 

@@ -18,7 +18,7 @@ import torch
 from pass_exporter.derived.adapter_rows import adapter_pads, gather_and_products
 from pass_exporter.derived.attention import replace_value
 from pass_exporter.derived.heads import only_user
-from pass_exporter.derived.packing import GROUP, Bytes, interleave, pack, packed_bytes
+from pass_exporter.derived.packing import GROUP, Bytes, interleave, layout_of, pack, packed_bytes
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import INT8
 from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
@@ -229,10 +229,11 @@ def _constant(value: ir.Value | None) -> Array | None:
 
 
 def _write_product(graph: ir.Graph, linear: _Linear) -> None:
-    weights, bits = packed_weight(graph, linear.name, linear.parts, gated=bool(linear.activation))
+    gated = bool(linear.activation)
+    weights, attributes = packed_weight(graph, linear.name, linear.parts, gated=gated)
     inputs: list[ir.Value | None] = [linear.node.inputs[0], weights]
-    attributes: dict[str, int] = {"K": linear.inputs, "N": linear.columns, "bits": bits}
-    if linear.activation:
+    attributes |= {"K": linear.inputs, "N": linear.columns}
+    if gated:
         attributes["activation"] = linear.activation
     bias = linear.bias
     inputs.append(None if bias is None else initializer(graph, f"{linear.name}.bias", bias))
@@ -292,29 +293,39 @@ def _pack_matrix(matrix: Array) -> Bytes:
     """Round a matrix [in,out] to 8 bits and pack it."""
     padded = np.pad(matrix, ((0, -len(matrix) % 32), (0, 0)))
     weight = torch.from_numpy(padded.T.astype(np.float32))
-    codes, _, scales, offsets = round_to(INT8, weight).unsigned()
-    return pack(codes, 8, scales, offsets)
+    rounded = round_to(INT8, weight)
+    codes = rounded.codes().numpy().view(np.uint8) + np.uint8(128)
+    return pack(codes, 8, rounded.scales.half().numpy(), None)
 
 
 def packed_weight(
     graph: ir.Graph, name: str, parts: Sequence[QuantizedWeight], *, gated: bool = False
-) -> tuple[ir.Value, int]:
-    """Return the initializer `name`.packed, which is packed when it is written, and its bits. If
-    `gated`, the groups of the two parts alternate."""
-    bits = max(part.unsigned()[1] for part in parts)
-    widths = [len(part.data) for part in parts]
-    sizes = [packed_bytes(width, parts[0].inputs, bits) for width in widths]
-    size = sum(sizes) if gated else packed_bytes(sum(widths), parts[0].inputs, bits)
+) -> tuple[ir.Value, dict[str, int]]:
+    """Return the initializer `name`.packed, which is packed when it is written, and the attributes
+    that say how. If `gated`, the groups of the two parts alternate."""
+    layouts = [layout_of(*part.unsigned()) for part in parts]
+    bits = max(bits for bits, _ in layouts)
+    symmetric = all(layout == (bits, True) for layout in layouts)
+    widths, inputs = [len(part.data) for part in parts], parts[0].inputs
+    if not gated:
+        widths = [sum(widths)]
+    size = sum(packed_bytes(width, inputs, bits, symmetric=symmetric) for width in widths)
 
     def compute() -> ir.TensorProtocol:
         unpacked = [part.unsigned() for part in parts]
-        if gated:
-            first, second = (pack(codes, bits, *rest) for codes, _, *rest in unpacked)
-            return ir.tensor(interleave(first, second).reshape(-1))
-        codes, scales, offsets = (np.concatenate([each[i] for each in unpacked]) for i in (0, 2, 3))
-        return ir.tensor(pack(codes, bits, scales, offsets).reshape(-1))
+        if not gated:
+            codes, scales, offsets = (
+                np.concatenate([each[i] for each in unpacked]) for i in (0, 2, 3)
+            )
+            unpacked = [(codes, bits, scales, offsets)]
+        packed = [
+            pack(codes, bits, scales, None if symmetric else offsets)
+            for codes, _, scales, offsets in unpacked
+        ]
+        return ir.tensor((interleave(*packed) if gated else packed[0]).reshape(-1))
 
-    return lazy_initializer(graph, f"{name}.packed", ir.DataType.UINT8, size, compute), bits
+    value = lazy_initializer(graph, f"{name}.packed", ir.DataType.UINT8, size, compute)
+    return value, {"bits": bits, "symmetric": int(symmetric)}
 
 
 def lazy_initializer(

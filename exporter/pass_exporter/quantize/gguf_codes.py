@@ -141,13 +141,17 @@ class GgufCodes:
         self._processor = TENSOR_PROCESSORS.get(arch, TensorProcessor)(model.config.to_dict())
         self._with_offsets = with_offsets
 
-    def scheme(self, layer: str, default: WeightScheme) -> WeightScheme:
+    def scheme(self, layer: str, default: WeightScheme, fine: WeightScheme) -> WeightScheme:
         """Return the scheme for a layer whose codes are not kept. default: that of layers whose
-        weights are floats; other types may need 8 bits."""
+        weights are floats. fine: that of layers for which the file takes more than 4 bits."""
         kind = self._tensor(layer).tensor_type.name
         form = FORMATS.get(kind)
         coarse = form is not None and form.scheme.code_type == "int4"
-        return default if kind in FLOATS or coarse else INT8
+        return default if kind in FLOATS or coarse else fine
+
+    def is_finer(self, layer: str, scheme: WeightScheme) -> bool:
+        """Whether the file's codes of a layer have more bits than those of `scheme`."""
+        return self._tensor(layer).tensor_type.name == "Q8_0" and scheme.code_type != "int8"
 
     def codes(self, layer: str, weight: torch.Tensor) -> QuantizedWeight | None:
         """Return the codes of a layer; None if the file's type has none that can be kept.

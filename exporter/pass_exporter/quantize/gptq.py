@@ -152,7 +152,7 @@ def gptq_weight(
             for outputs in torch.split(weight, OUTPUTS_PER_BATCH)
         ]
     data, scales, zero_points = (torch.cat([part[i] for part in parts]) for i in range(3))
-    return QuantizedWeight(scheme, data, scales, zero_points if scheme.zero_points else None)
+    return QuantizedWeight(scheme.stored, data, scales, zero_points if scheme.zero_points else None)
 
 
 def _gptq_outputs(

@@ -107,7 +107,7 @@ def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
     parts = [_round(scheme, weight[rows]) for rows in chunks(*weight.shape)]
     data, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     zero_points = torch.cat([part[2] for part in parts]) if scheme.zero_points else None
-    return QuantizedWeight(scheme, data, scales, zero_points)
+    return QuantizedWeight(scheme.stored, data, scales, zero_points)
 
 
 def chunks(outputs: int, inputs: int) -> list[slice]:
@@ -200,7 +200,7 @@ def pack(scheme: WeightScheme, codes: torch.Tensor) -> torch.Tensor:
     """Return codes [out,in], given in float32, in the form of `QuantizedWeight.data`."""
     if scheme.code_type == "fp8":
         return codes.to(torch.float8_e4m3fn)
-    if scheme.code_type == "int8":
+    if scheme.code_type in ("int5", "int8"):
         return codes.to(torch.uint8 if scheme.zero_points else torch.int8)
     nibbles = codes.to(torch.int8).view(torch.uint8) & 15
     return nibbles[:, ::2] | (nibbles[:, 1::2] << 4)

@@ -14,7 +14,8 @@ from pass_exporter.model.registry import ModelSource
 from pass_exporter.progress import Progress, Step
 from pass_exporter.quantize.gguf_codes import GgufCodes
 from pass_exporter.quantize.gptq import gptq_model
-from pass_exporter.quantize.spec import QuantSpec, WeightScheme
+from pass_exporter.quantize.head import head_scheme
+from pass_exporter.quantize.spec import INT8, QuantSpec, WeightScheme
 from pass_exporter.quantize.text import file_ids, own_ids
 from pass_exporter.quantize.weights import (
     LM_HEAD,
@@ -46,11 +47,18 @@ def quantize(
     if the model writes the text itself.
     """
     model, quantized = loaded.model, QuantizedModel(spec)
-    shared_table, schemes = shares_table(model, spec), layer_schemes(model, spec)
-    if source.is_gguf and spec.keeps_codes:
+    shared_table, keeps_codes = shares_table(model, spec), source.is_gguf and spec.keeps_codes
+    fine_head = INT8
+    if shared_table or keeps_codes:
+        fine_head = head_scheme(model, loaded.tokenizer, spec.fine)
+    schemes = layer_schemes(model, spec, fine_head)
+    if keeps_codes:
         step = progress.phase("keeping the file's codes")
-        path = Path(source.location)
-        schemes = _keep_codes(model, path, schemes, quantized, step, with_table=not shared_table)
+        file = GgufCodes(Path(source.location), model, with_offsets=spec.keeps_offsets)
+        schemes = _keep_codes(file, model, schemes, fine_head, quantized, step)
+        table = model.get_input_embeddings().weight
+        if table.dtype == torch.float32 and not shared_table:
+            quantized.table = file.codes("embed_tokens", table.detach())
     by_gptq = {
         layer: scheme
         for layer, scheme in schemes.items()
@@ -75,30 +83,26 @@ def quantize(
 
 
 def _keep_codes(
+    file: GgufCodes,
     model: PreTrainedModel,
-    path: Path,
     schemes: dict[str, WeightScheme],
+    fine_head: WeightScheme,
     quantized: QuantizedModel,
     step: Step,
-    *,
-    with_table: bool,
 ) -> dict[str, WeightScheme]:
-    """Add the codes of the .gguf file `path` to `quantized`, `with_table` those of the embedding
-    table too. Return the schemes of the layers that are left."""
-    file = GgufCodes(path, model, with_offsets=quantized.spec.keeps_offsets)
+    """Add the codes of the file's layers to `quantized`. Return the schemes of the layers that are
+    left."""
     modules, left = quantized_modules(model), {}
     with one_thread():
         for done, (layer, scheme) in enumerate(schemes.items()):
+            fine = fine_head if layer == LM_HEAD else quantized.spec.fine
             codes = file.codes(layer, modules[layer].get_parameter("weight").detach())
-            if codes is None:
-                left[layer] = file.scheme(layer, scheme)
+            if codes is None or file.is_finer(layer, fine):
+                left[layer] = file.scheme(layer, scheme, fine)
             else:
                 quantized.weights[weight_name(layer)] = codes
                 set_weight(modules[layer], codes.dequantized())
             step(done + 1, len(schemes))
-        table = model.get_input_embeddings().weight
-        if with_table and table.dtype == torch.float32:
-            quantized.table = file.codes("embed_tokens", table.detach())
     return left
 
 

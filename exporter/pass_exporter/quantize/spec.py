@@ -7,11 +7,11 @@ from typing import Literal
 
 from pass_runtime.bundle.manifest import WeightFormat
 
-CodeType = Literal["int4", "int8", "fp8"]
+CodeType = Literal["int4", "int5", "int8", "fp8"]
 
-MAX_SIGNED_CODE: dict[CodeType, int] = {"int4": 7, "int8": 127, "fp8": 448}
+MAX_SIGNED_CODE: dict[CodeType, int] = {"int4": 7, "int5": 15, "int8": 127, "fp8": 448}
 """The largest signed code. Those of fp8 are floats."""
-MAX_UNSIGNED_CODE: dict[CodeType, int] = {"int4": 15, "int8": 255}
+MAX_UNSIGNED_CODE: dict[CodeType, int] = {"int4": 15, "int5": 31, "int8": 255}
 """The largest unsigned code. Schemes with zero points use unsigned codes."""
 
 
@@ -32,8 +32,15 @@ class WeightScheme:
     zero_points: bool = False
     shrink_factors: tuple[float, ...] = (1.0,)
 
+    @property
+    def stored(self) -> WeightScheme:
+        """The scheme of the codes in a bundle: 5 bits are stored as 8."""
+        return replace(self, code_type="int8") if self.code_type == "int5" else self
+
 
 INT8 = WeightScheme("int8")
+INT5 = WeightScheme("int5", shrink_factors=(1.0, 0.95, 0.9, 0.85))
+"""For layers that need more than 4 bits."""
 INT4 = WeightScheme("int4", shrink_factors=(1.0, 0.95, 0.9, 0.85, 0.8))
 FP8 = WeightScheme("fp8", block_size=None)
 
@@ -47,6 +54,7 @@ class QuantSpec:
     adapter: the scheme of the adapter's factors A and B.
     attention_in: the scheme of the layers q, k and v; None means `scheme`. Attention does not
     reduce the errors of V, so v may need more bits (llama.cpp gives v more, too).
+    fine: the scheme of layers for which 4 bits are too few.
     gptq: whether weights are rounded by GPTQ, which runs text through the model (see
     quantize/gptq.py).
     keeps_codes: whether layers of a .gguf file keep its codes (see quantize/gguf_codes.py).
@@ -58,6 +66,7 @@ class QuantSpec:
     lm_head: WeightScheme | None = None
     adapter: WeightScheme | None = None
     attention_in: WeightScheme | None = None
+    fine: WeightScheme = INT8
     gptq: bool = False
     keeps_codes: bool = False
     keeps_offsets: bool = False
@@ -76,7 +85,7 @@ SPECS: dict[str, QuantSpec] = {
     for spec in (
         QuantSpec("full"),
         QuantSpec("int8", INT8, INT8, INT8, keeps_codes=True),
-        QuantSpec("int4", INT4, INT4, INT8, attention_in=INT8, gptq=True, keeps_codes=True),
+        QuantSpec("int4", INT4, INT4, INT8, INT8, fine=INT5, gptq=True, keeps_codes=True),
         QuantSpec("fp8", FP8, FP8, INT8),
     )
 }

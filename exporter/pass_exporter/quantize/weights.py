@@ -14,7 +14,7 @@ from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.progress import Step
 from pass_exporter.quantize.alike import alike
 from pass_exporter.quantize.rounding import QuantizedWeight, fits, round_to
-from pass_exporter.quantize.spec import INT8, QuantSpec, WeightScheme
+from pass_exporter.quantize.spec import QuantSpec, WeightScheme
 from pass_exporter.threads import one_thread
 
 
@@ -91,8 +91,11 @@ def shares_table(model: PreTrainedModel, spec: QuantSpec) -> bool:
     return tied and model.dtype == torch.float32 and spec.keeps_codes
 
 
-def layer_schemes(model: PreTrainedModel, spec: QuantSpec) -> dict[str, WeightScheme]:
-    """Return the scheme of every layer that is to be rounded by `spec`."""
+def layer_schemes(
+    model: PreTrainedModel, spec: QuantSpec, fine_head: WeightScheme
+) -> dict[str, WeightScheme]:
+    """Return the scheme of every layer that is to be rounded by `spec`. fine_head: that of an LM
+    head for which 4 bits are too few."""
     if spec.scheme is None or spec.lm_head is None:
         return {}
     schemes = {
@@ -103,7 +106,7 @@ def layer_schemes(model: PreTrainedModel, spec: QuantSpec) -> dict[str, WeightSc
     }
     # Embeddings of 4 bits would cost too much.
     coarse = shares_table(model, spec) and spec.lm_head.code_type == "int4"
-    return schemes | {LM_HEAD: INT8 if coarse else spec.lm_head}
+    return schemes | {LM_HEAD: fine_head if coarse else spec.lm_head}
 
 
 def set_weight(module: torch.nn.Module, values: torch.Tensor) -> None:
