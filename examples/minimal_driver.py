@@ -2,20 +2,21 @@
 
     python examples/minimal_driver.py BUNDLE PLAN NUM_TOKENS PROMPT_ID...
 
-PLAN is `ar` (plain decoding), or another of the manifest's plans: `draft-4` drafts and verifies in
-turn, `fused-2` does both in each pass. All of them write the same tokens.
+PLAN is `ar` (plain decoding), or another of the manifest's plans; all write the same tokens.
 """
 
 import json
+import os
 import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when it is loaded
 import onnxruntime as ort
 
-CAPACITY = 512
-"""Entries of the KV cache: for the prompt, the text, and the rows of the last window."""
+CAPACITY = 512  # of the KV cache: for the prompt, the text, and the rows of the last window
 ort.set_default_logger_severity(3)  # hides warnings that every pass copies the KV cache
 
 
@@ -38,8 +39,7 @@ class MinimalDriver:
         self._lay_out(prompt, plan_name)
         tokens: list[int] = []
         while len(tokens) < num_tokens:
-            plan = self.plans[plan_name]
-            constants = self._constants(plan)
+            constants = self._constants(plan := self.plans[plan_name])
             self._run(self.manifest["trunk"], constants)
             self._run(plan["tails"]["greedy"], constants)
             count = self.tensors["count"][0]

@@ -26,7 +26,7 @@ from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.cli import flags as opts
 from pass_runtime.cli.batch_session import results_of
 from pass_runtime.cli.prompt_io import read_lines
-from pass_runtime.commands.errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_runtime.files import Line, replacing, to_json
 from pass_runtime.options import GenerateOptions, LoadOptions
@@ -39,9 +39,12 @@ BLOCK_LINES_PER_SLOT = 8
 class Answerer:
     """A Ray actor with a session of its own."""
 
-    def __init__(self, bundle: Path, load_options: LoadOptions, defaults: GenerateOptions) -> None:
-        self._bundle, self._load_options = bundle, load_options
-        self._defaults = defaults
+    def __init__(
+        self, bundle: Path, content_hash: str, load_options: LoadOptions, defaults: GenerateOptions
+    ) -> None:
+        """content_hash: of the bundle (`Manifest.content_hash`)."""
+        self._bundle, self._content_hash = bundle, content_hash
+        self._load_options, self._defaults = load_options, defaults
         self._session: Session | None = None
 
     def __call__(self, block: dict[str, Sequence[Any]]) -> dict[str, list[str]]:
@@ -54,6 +57,8 @@ class Answerer:
     def _open(self) -> Session:
         if self._session is None or self._session.closed:
             self._session = load(self._bundle, self._load_options)
+            if self._session.manifest.content_hash != self._content_hash:
+                raise PassError(f"{self._bundle} is another bundle on this node, or has changed")
         return self._session
 
 
@@ -82,20 +87,19 @@ def main(bundle: Path, requests: Path, results: Path, actors: int, **options: An
     gpus = gpus_of_replica(load_options.device)
     if actors < 1:
         raise PassError(f"--actors must be at least 1, not {actors}")
-    try:
-        import ray.data
-    except ModuleNotFoundError:
-        raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
+    require("cpu", "ray")
+    import ray.data
+
     # Opened here too, so that errors of the bundle do not only appear in an actor's log.
     with opts.open_bundle(bundle, load_options) as session:
-        size = BLOCK_LINES_PER_SLOT * session.slots
+        size, content_hash = BLOCK_LINES_PER_SLOT * session.slots, session.manifest.content_hash
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order, context.enable_progress_bars = True, False
     rows = [{"number": line.number, "text": line.text} for line in lines]
     answered = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // size)).map_batches(
         Answerer,
-        fn_constructor_args=(bundle.absolute(), load_options, defaults),
+        fn_constructor_args=(bundle.absolute(), content_hash, load_options, defaults),
         batch_size=size,
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=load_options.threads,

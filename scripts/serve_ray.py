@@ -24,7 +24,7 @@ import click
 from pass_runtime.backends.base import DEFAULT_BATCH
 from pass_runtime.backends.open import gpus_of_replica
 from pass_runtime.cli import flags as opts
-from pass_runtime.commands.errors import one_line_errors
+from pass_runtime.commands.errors import one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_runtime.options import LoadOptions
 from pass_server import flags as server_flags
@@ -104,11 +104,10 @@ def main(
     load_options = replace(load_options, threads=load_options.threads or 1)
     gpus_of_replica(load_options.device)  # refuses `cuda:1`: Ray chooses the GPU
     check_exposure(host, limits.keys, allow_no_key=allow_no_key)
-    try:
-        import ray
-        from ray import serve
-    except ModuleNotFoundError:
-        raise PassError("ray is not installed: pip install 'pass-toolkit[ray]'") from None
+    require("cpu", "ray", "serve")
+    import ray
+    from ray import serve
+
     # Opened here too, so that errors of the bundle do not only appear in a replica's log.
     opts.open_bundle(bundle, load_options).close()
     scaling = {"min_replicas": replicas, "max_replicas": max_replicas}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import pass_runtime  # noqa: F401 - turns ONNX Runtime's telemetry off before tests import that
 from once import made_once, shared_folder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub

@@ -21,7 +21,7 @@ from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
 from pass_runtime.cli.flags import combined, field_option, flags_of
-from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_server.triton.config import PARAMETERS
 
@@ -122,9 +122,11 @@ def main(**options: Any) -> None:
         if options["target"] == "cpu":
             raise PassError("--target cpu leaves out what engines are built from: leave it out")
         options["zero_points"] = False  # None may mean True
-        _check_engine(engine)  # first, because finding the model takes longer
     if "max_perplexity_ratio" in given_names and options["verify"] is None:
         raise PassError("--max-perplexity-ratio is about a text: add --verify TEXT")
+    require("cpu", "export")
+    if engine is not None:
+        _check_engine(engine)  # first, because finding the model takes longer
     options["dtype"] = options["dtype"] or _default_dtype(
         options["model"], options["revision"], engine
     )
@@ -136,6 +138,7 @@ def main(**options: Any) -> None:
 
 def _check_engine(engine: EngineConfig) -> None:
     """Raise PassError if the engine's library or its targets are not available."""
+    require(engine.engine)
     import_library(find_library(engine.engine))
     choose_targets(find_library(engine.engine), engine.compute_capability, find_device())
 
@@ -144,7 +147,7 @@ def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None
     """Return the default of --dtype: the model's own for engines, else fp32, the dtype for CPUs."""
     if engine is None:
         return "fp32"
-    with importing():
+    with importing("export"):
         from pass_exporter.model.load import stored_dtype
         from pass_exporter.model.registry import resolve
 
@@ -177,14 +180,14 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
 def build(bundle: Path, **options: Any) -> None:
     """Build TensorRT engines for BUNDLE. Resumes an interrupted build."""
     console = Console(stderr=True)
-    config = EngineConfig(**options)
-    console.print(f"[bold]pass-export build[/] {bundle}, {config.engine}")
-    _build(bundle, config, console)
+    _build(bundle, EngineConfig(**options), console)
     click.echo(bundle)
 
 
 def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
-    with importing():
+    require(*(["cpu"] if config.verify else []), config.engine)
+    console.print(f"[bold]pass-export build[/] {bundle}, {config.engine}")
+    with importing(config.engine):
         from pass_exporter.engines.build import build_engines
     with Terminal(console) as progress:
         report = build_engines(bundle, config, progress)
@@ -261,7 +264,7 @@ def _export(config: ExportConfig, engine: EngineConfig | None) -> None:
     # --help and errors in options should not wait for the import of torch, which takes seconds.
     with Terminal(console) as progress:
         progress.phase("importing torch")
-        with importing():
+        with importing("export"):
             from pass_exporter.export import export
         report = export(config, progress)
     _print_report(console, config, report)

@@ -34,7 +34,7 @@ def staged_directory(
     Raises PassError if the destination exists and must not be replaced, is locked, or cannot be
     written.
     """
-    destination = destination.absolute()
+    destination = destination.resolve()  # the directory that a link leads to is replaced
 
     def check() -> None:
         _check_replaceable(destination, force, kind, marker_file, alternative)

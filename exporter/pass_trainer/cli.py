@@ -14,7 +14,7 @@ from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
 from pass_runtime.cli.flags import PATH, flags_of, refuse_given
 from pass_runtime.cli.tables import show_table
-from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
@@ -118,9 +118,10 @@ def main(context: click.Context, /, **options: Any) -> None:
         if not options[name]:
             raise PassError(f"missing --{name}; pass-train --help lists the options")
     _refuse_unused_options(options)
+    require("cpu", "train")
     _quiet_libraries()
     # --help and errors in options should not wait for the import of torch, which takes seconds.
-    with importing():
+    with importing("train"):
         from pass_trainer.checkpoint import planned_length
         from pass_trainer.run import is_main, run
     if options["steps"] is None and options["minutes"] is None:
@@ -204,8 +205,9 @@ def evaluate(
     if not options["model"]:
         raise PassError("missing --model; pass-train evaluate --help lists the options")
     options["kinds"], options["temperatures"] = parse_kinds(kinds), parse_temperatures(temperatures)
+    require("cpu", "export")
     _quiet_libraries()
-    with importing():
+    with importing("export"):
         from pass_trainer.evaluation import evaluate as evaluation
         from pass_trainer.evaluation.counts import report_as_json
         from pass_trainer.evaluation.record import check_recordable, write_results

@@ -5,6 +5,7 @@ imported at the first use of the name, so that a command can set up its handling
 anything slow is imported.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
     from pass_runtime.text.grammar import ConstraintStopped, TooManyConstraints
 
+# ONNX Runtime and onnxruntime-genai report their use to their maker, unless this says 1 when they
+# are loaded: their own functions that turn it off come too late. 0 in the environment is kept.
+os.environ["ORT_DISABLE_TELEMETRY"] = os.environ.get("ORT_DISABLE_TELEMETRY") or "1"
 __version__ = "0.1.0"
 _NAMES_BY_MODULE = {
     "bundle.manifest": ("Manifest",),

@@ -15,9 +15,17 @@ import weakref
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
-from pass_runtime.decode.sequence import End, FinishReason, Piece, SequenceState, Token
+from pass_runtime.decode.sequence import (
+    End,
+    FinishReason,
+    Piece,
+    SequenceState,
+    Token,
+    TokenLogprobs,
+)
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import FORKED, PassError
 
@@ -31,7 +39,8 @@ class Stream(Generic[T]):
     `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or
     not. After the end `finish_reason` is "stop" (`stop_reason` is then the id of the end token, or
     the stop string), "length" or "cancelled". If the request fails, the loop raises PassError. The
-    request is cancelled if no reference to its stream is left.
+    request is cancelled if no reference to its stream is left. A stream that was read to its end
+    can be pickled and copied.
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
@@ -49,6 +58,26 @@ class Stream(Generic[T]):
         # session ends all requests.
         weakref.finalize(self, setattr, sequence, "cancelled", True).atexit = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._end is None:
+            raise PassError(
+                "a generation can be neither pickled nor copied before it was read to its end: "
+                "call result() first"
+            )
+        sequence = self._sequence
+        # without what only decoding needs, such as a grammar, which cannot be pickled
+        request = replace(sequence.request, cycle=None, ngram_drafts=0, processing=None)
+        kept = {"tokens": self.tokens, "text": self.text, "_end": self._end}
+        about = {"stats": sequence.stats, "prompt_logprobs": sequence.prompt_logprobs}
+        return {"request": request, "at": sequence.submitted, "about": about, "kept": kept}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        sequence = SequenceState(state["request"], submitted=state["at"])
+        vars(sequence).update(state["about"], finished=state["kept"]["_end"])
+        sequence.ended.set()
+        Stream.__init__(self, sequence, None)
+        vars(self).update(state["kept"], _read_to_end=True)
+
     @property
     def prompt_ids(self) -> list[int]:
         return list(self._sequence.request.prompt_ids)
@@ -57,6 +86,14 @@ class Stream(Generic[T]):
     def token_ids(self) -> list[int]:
         """Ids of the tokens read so far, a stop token included."""
         return [token.id for token in self.tokens]
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """The log-probabilities of the prompt's tokens that are prefilled so far, with the first
+        piece of all; None for the first token. None if the request asks for none."""
+        if self._sequence.request.prompt_logprobs is None:
+            return None
+        return list(self._sequence.prompt_logprobs)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -117,15 +154,9 @@ class Stream(Generic[T]):
             "stats": self.stats.as_dict(),
         }
         if self._sequence.request.logprobs is not None:
-            fields["logprobs"] = [
-                {
-                    "token": token.id,
-                    "logprob": logprobs.logprob,
-                    "top": [list(pair) for pair in logprobs.top],
-                }
-                for token in self.tokens
-                if (logprobs := token.logprobs) is not None
-            ]
+            fields["logprobs"] = [_logprobs_dict(each.id, each.logprobs) for each in self.tokens]
+        if (prompt_logprobs := self.prompt_logprobs) is not None:
+            fields["prompt_logprobs"] = list(map(_logprobs_dict, self.prompt_ids, prompt_logprobs))
         return fields
 
     def __iter__(self) -> Iterator[T]:
@@ -206,6 +237,13 @@ class Stream(Generic[T]):
     @abstractmethod
     def _item(self, piece: Piece) -> T:
         """Return what a loop over the stream yields for `piece`."""
+
+
+def _logprobs_dict(token: int, logprobs: TokenLogprobs | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    top = [list(pair) for pair in logprobs.top]
+    return {"token": token, "logprob": logprobs.logprob, "top": top}
 
 
 class Generation(Stream[Piece]):

@@ -53,7 +53,8 @@ class GenerateOptions:
     even if `LoadOptions.prefix_cache` is off, and even if reuse may change bits of the results.
     cache_salt: K/V are shared only among requests with the same salt.
     logprobs: report with every token its log-probability, and those of this many of the likeliest
-    tokens (0 to 20).
+    tokens (0 to 20). prompt_logprobs: the same for the tokens of the prompt, whose K/V are then
+    computed, not reused; max_new_tokens may be 0 with it.
     constraint: what the text must look like. The request is refused if the constraint takes too
     long to compile, and ends with an error if finding the allowed tokens takes too long
     (`text.grammar`).
@@ -78,6 +79,7 @@ class GenerateOptions:
     reuse_prefix: bool = False
     cache_salt: str = ""
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     min_tokens: int = 0
     bad_words: Sequence[str] = ()
@@ -88,6 +90,8 @@ class GenerateOptions:
         self._check_types()
         if self.plan != "auto":
             make_cycle(self.plan, MAX_LOOKAHEAD)  # raises PassError for an unknown plan
+        if self.max_new_tokens == 0 and self.prompt_logprobs is None:
+            raise PassError("max-new-tokens must be at least 1, not 0, without prompt-logprobs")
         if self.min_tokens > self.max_new_tokens:
             raise PassError(f"min-tokens must be 0 to max-new-tokens, not {self.min_tokens}")
         if self.constraint is not None and self.ignore_eos:

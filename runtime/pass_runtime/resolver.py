@@ -65,7 +65,7 @@ class Resolver:
             )
         return Request(
             prompt_ids=(),
-            sampling=options.sampling.seeded(),
+            sampling=options.sampling.resolved(),
             max_new_tokens=options.max_new_tokens,
             mode=mode,
             cycle=cycle,
@@ -76,6 +76,7 @@ class Resolver:
             reuse_prefix=options.reuse_prefix,
             cache_salt=options.cache_salt,
             logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
             processing=self._processing(options),
             shown_special_tokens=tuple(options.shown_special_tokens),
         )

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.backends.open import open_backend
-from pass_runtime.bundle.integrity import HashCache, verify_files
-from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
+from pass_runtime.bundle.integrity import HashCache, identities, verify_files
+from pass_runtime.bundle.manifest import FILE_NAME, TOKENIZER_FILE, Manifest
+from pass_runtime.bundle.open_files import changed
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.values import as_whole_numbers
@@ -25,7 +26,7 @@ from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler, Usage
 from pass_runtime.decode.sequence import Request, SequenceState
 from pass_runtime.decode.worker import Places, Worker, capture_graphs
-from pass_runtime.errors import PassError
+from pass_runtime.errors import OfOneProcess, PassError
 from pass_runtime.generation import Generation, TokenStream
 from pass_runtime.options import DEFAULT_MAX_QUEUE, GenerateOptions, LoadOptions
 from pass_runtime.resolver import Resolver
@@ -39,13 +40,14 @@ from pass_runtime.text.chat_template import (
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.detokenizer import TextStream, Vocabulary, decode, encode
 from pass_runtime.text.grammar import GrammarState
+from pass_runtime.text.infill import Infill, find_infill
 from pass_runtime.text.special import ChatEncoder
 from pass_runtime.tuning.tuner import Tuner, Tuners
 
 T = TypeVar("T")
 
 
-class Session:
+class Session(OfOneProcess):
     """A loaded bundle, which decodes up to `slots` sequences at a time. Any thread may use it."""
 
     def __init__(
@@ -115,6 +117,25 @@ class Session:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids, with special tokens unless `skip_special_tokens`."""
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Return the token ids of the prompt for what stands between two texts. What the model
+        writes ends with one of `infill_end_ids`, too. Raises PassError if the tokenizer has no
+        tokens for such prompts."""
+        if self._infill is None:
+            name = self.manifest.model.name
+            raise PassError(f"{name} has no fill-in-the-middle tokens; use plain prompts")
+        return self._infill.encode(_checked_text(prefix), _checked_text(suffix))
+
+    @property
+    def infill_end_ids(self) -> tuple[int, ...]:
+        """The tokens, besides the model's end tokens, that end the answer to `encode_infill`; () if
+        the tokenizer has no tokens for such prompts."""
+        return () if self._infill is None else self._infill.end_token_ids
+
+    @cached_property
+    def _infill(self) -> Infill | None:
+        return find_infill(self.tokenizer)
 
     def encode_chat(
         self,
@@ -275,7 +296,8 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the session was closed, or its worker or its device has failed."""
+        """Whether the session was closed, or has ended: its worker or its device has failed, or a
+        file of its bundle was written."""
         return self._worker.closed or self.backend.failure is not None
 
     def usage(self) -> Usage:
@@ -319,11 +341,17 @@ def load(bundle: str | Path, options: LoadOptions | str | None = None, **fields:
     else:
         options = LoadOptions(**(fields if options is None else {"device": options, **fields}))
     path = Path(bundle)
+    before = identities(path)
     manifest = read_manifest(path)
     hash_cache = HashCache()
     verify_files(path, manifest, hashes=options.verify, hash_cache=hash_cache)
     hash_cache.save()
-    return load_verified(path, manifest, options)
+    session = load_verified(path, manifest, options)
+    after = identities(path)
+    if any(before.get(name) != after.get(name) for name in (FILE_NAME, *manifest.files)):
+        session.close()
+        raise changed("its files were replaced while it was opened")
+    return session
 
 
 def load_verified(

@@ -82,6 +82,12 @@ def not_supported(param: str, value: Any, why: str = "") -> ApiError:
     return ApiError(message, param=param, code="unsupported_parameter")
 
 
+def unknown_field(param: str) -> ApiError:
+    """Return the error for a field that the API does not have."""
+    message = f"unknown field: {param}; this server ignores no field, so leave it out"
+    return ApiError(message, param=param, code="unknown_parameter")
+
+
 def shutting_down() -> ApiError:
     """Return the error for requests that come, or have not ended, while the server shuts down."""
     return ApiError(
@@ -103,8 +109,7 @@ def validation_error(error: ValidationError) -> ApiError:
         del path[2]
     param = ".".join(map(str, path))
     if problem["type"] == "extra_forbidden":
-        message = f"unknown field: {param}; this server ignores no field, so leave it out"
-        return ApiError(message, param=param, code="unknown_parameter")
+        return unknown_field(param)
     if not param:
         return ApiError(f"the body must be a JSON object: {problem['msg']}")
     return ApiError(f"{param}: {problem['msg']}", param=param, code=problem["type"])

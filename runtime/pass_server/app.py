@@ -37,8 +37,8 @@ from pass_server.middleware import (
     BodyLimit,
     HeadAsGet,
     OptionsMethod,
+    RequestTarget,
     ResponseLog,
-    TrailingSlash,
     add_error_handlers,
 )
 from pass_server.page import add_page
@@ -191,7 +191,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
             expose_headers=("Retry-After",),
         )
     app.add_middleware(ResponseLog, model=model, sink=sink)
-    app.add_middleware(TrailingSlash)
+    app.add_middleware(RequestTarget)
     return app
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pass_runtime import Detokenizer, Generation, Token
+from pass_server.completions import Echo
 from pass_server.turn_reader import (
     ArgumentsDelta,
     ContentDelta,
     ReasoningDelta,
+    ReasoningReader,
     ToolCallStart,
     TurnDelta,
 )
@@ -47,14 +49,19 @@ class ChatAnswer:
         return message
 
     def count_reasoning_tokens(self, tokens: Sequence[Token]) -> int:
-        """Return how many of the answer's `tokens` are reasoning, before any content or call."""
-        if not self.reasoning:
+        """Return how many of the turn's `tokens` are reasoning, before any content or call."""
+        if not self._format.has_reasoning:
             return 0
-        reader = self._format.reader()
+        reader = ReasoningReader(in_reasoning=self._format.in_reasoning)
+        has_reasoning = False
         for i, token in enumerate(tokens):
-            if any(not isinstance(delta, ReasoningDelta) for delta in reader.push(token.text)):
-                return i
-        return len(tokens)
+            for delta in reader.push(token.text):
+                if isinstance(delta, ContentDelta):
+                    return i if has_reasoning else 0
+                has_reasoning = True
+        left = reader.finish(cut=True)
+        has_reasoning |= any(isinstance(delta, ReasoningDelta) for delta in left)
+        return len(tokens) if has_reasoning else 0
 
     def _add(self, delta: TurnDelta) -> Json:
         """Add a delta to the message, and return it in OpenAI's form."""
@@ -83,7 +90,7 @@ class Choice:
 
     arrived: when the request came. first_written, last_written: when the sequence's first and last
     tokens were written; None and 0 before that. All three are seconds of `time.perf_counter`. echo:
-    the prompt's text if the answer repeats it first (`echo` of the request), else "". answer:
+    the prompt if the answer repeats it first (`echo` of the request), else None. answer:
     collects a chat's message; None for plain text. offset_detokenizer: computes the text offsets in
     logprobs. It has read every token sent so far; None until the first token is sent.
     """
@@ -93,7 +100,7 @@ class Choice:
     arrived: float
     first_written: float | None = None
     last_written: float = 0.0
-    echo: str = ""
+    echo: Echo | None = None
     answer: ChatAnswer | None = None
     offset_detokenizer: Detokenizer | None = None
 
@@ -103,6 +110,12 @@ class Choice:
             return []
         at_stop_string = isinstance(self.generation.stop_reason, str)
         return self.answer.finish(cut=at_stop_string or self.generation.finish_reason == "length")
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens are reasoning."""
+        tokens = self.generation.tokens
+        return 0 if self.answer is None else self.answer.count_reasoning_tokens(tokens)
 
     @property
     def mean_logprob(self) -> float:

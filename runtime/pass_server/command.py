@@ -12,7 +12,7 @@ import click
 
 from pass_runtime import LoadOptions
 from pass_runtime.cli import flags as opts
-from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors
+from pass_runtime.commands.errors import OneLineCommand, importing, one_line_errors, require
 from pass_server.flags import serve_options, server_options
 from pass_server.serve_options import ListenOptions
 
@@ -28,6 +28,7 @@ def serve(bundle: Path, **options: Any) -> None:
 
     After Ctrl-C or SIGTERM, running requests have --drain-seconds to finish.
     """
+    require("cpu", "serve")
     with importing("serve"):
         from pass_server.server import run_server
     listening, serving = opts.take(ListenOptions, options), serve_options(options)

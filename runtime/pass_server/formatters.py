@@ -12,7 +12,12 @@ from collections.abc import Iterable, Sequence
 from pass_runtime import Detokenizer, Generation, Piece, Token
 from pass_server.api_error import ApiError
 from pass_server.choices import Choice, Json
-from pass_server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from pass_server.logprobs import (
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 
 
 def pass_field(generation: Generation, *, details: bool = False) -> Json:
@@ -45,6 +50,9 @@ def usage_field(prompt_tokens: int, per_prompt: int, choices: Sequence[Choice]) 
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)
+        },
     }
 
 
@@ -200,16 +208,39 @@ class CompletionFormatter(ChoicesFormatter):
         return {"text": text}
 
     def _message(self, choice: Choice) -> Json:
-        return {"text": choice.echo + choice.generation.text}
+        return {"text": (choice.echo.text if choice.echo else "") + choice.generation.text}
 
     def opening(self, choice: Choice) -> list[Json]:
-        return [self._choice_json(choice, {"text": choice.echo})] if choice.echo else []
+        # Log-probabilities of the prompt are known when the first piece is.
+        return [] if self._logprobs else self._echo(choice)
+
+    def piece(self, choice: Choice, piece: Piece) -> list[Json]:
+        return self._late_echo(choice) + super().piece(choice, piece)
+
+    def ending(self, choice: Choice) -> list[Json]:
+        return self._late_echo(choice) + super().ending(choice)
+
+    def _late_echo(self, choice: Choice) -> list[Json]:
+        is_first = self._logprobs and choice.offset_detokenizer is None
+        return self._echo(choice) if is_first else []
+
+    def _echo(self, choice: Choice) -> list[Json]:
+        """Return the chunk that repeats the prompt, if the request asks for it."""
+        if choice.echo is None:
+            return []
+        logprobs = self._logprobs_of(choice, ())
+        return [self._choice_json(choice, {"text": choice.echo.text}, logprobs)]
 
     def _logprobs_json(self, choice: Choice, tokens: Sequence[Token]) -> Json:
+        texts, echo, generation = self._texts, choice.echo, choice.generation
+        before: Json = {}
         if choice.offset_detokenizer is None:
-            prompt_ids = choice.generation.prompt_ids
-            choice.offset_detokenizer = Detokenizer(self._texts.vocabulary, prompt_ids)
-        return completion_logprobs(self._texts, tokens, choice.offset_detokenizer)
+            choice.offset_detokenizer = Detokenizer(texts.vocabulary, generation.prompt_ids)
+            if echo is not None:
+                before = prompt_logprobs(texts, generation, echo.offsets)
+        start = len(echo.text) if echo else 0
+        columns = completion_logprobs(texts, tokens, choice.offset_detokenizer, start)
+        return {name: before.get(name, []) + values for name, values in columns.items()}
 
 
 class ChatFormatter(ChoicesFormatter):

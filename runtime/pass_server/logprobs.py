@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pass_runtime import Detokenizer, Token, Vocabulary
+from pass_runtime import Detokenizer, Generation, Token, Vocabulary
 
 MIN_LOGPROB = -9999.0
 """The log-probability that stands for -inf, which JSON does not have."""
@@ -37,22 +37,44 @@ def finite(logprob: float) -> float:
 
 
 def completion_logprobs(
-    texts: TokenTexts, tokens: Sequence[Token], detokenizer: Detokenizer
-) -> dict[str, Any]:
+    texts: TokenTexts, tokens: Sequence[Token], detokenizer: Detokenizer, start: int = 0
+) -> dict[str, list[Any]]:
     """Return `logprobs` of a completion for `tokens`. detokenizer: has read all tokens before
-    these, and reads these now. An offset is where a token's text begins in the answer, even if that
-    text is held back or cut off by a stop string."""
+    these, and reads these now. start: the length of the prompt in the answer. An offset is where a
+    token's text begins in the answer, even if that text is held back or cut off by a stop
+    string."""
+    offsets = []
+    for token in tokens:
+        detokenizer.push(token.id)
+        offsets.append(start + detokenizer.token_start)
+    return _columns(texts, tokens, offsets)
+
+
+def prompt_logprobs(
+    texts: TokenTexts, generation: Generation, offsets: Iterable[int]
+) -> dict[str, list[Any]]:
+    """Return `logprobs` of a completion for its prompt. offsets: of the prompt's tokens."""
+    logprobs = generation.prompt_logprobs or ()
+    tokens = [
+        Token(token, "model", of_token)
+        for token, of_token in zip(generation.prompt_ids, logprobs, strict=True)
+    ]
+    return _columns(texts, tokens, offsets)
+
+
+def _columns(
+    texts: TokenTexts, tokens: Sequence[Token], offsets: Iterable[int]
+) -> dict[str, list[Any]]:
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     lists: dict[str, list[Any]] = {name: [] for name in names}
-    for token in tokens:
-        assert token.logprobs is not None
-        top: dict[str, float] = {}
-        for other, value in token.logprobs.top:
-            # Tokens may have the same text. The likeliest of them comes first, and is kept.
-            top.setdefault(texts.text(other), finite(value))
-        detokenizer.push(token.id)
-        logprob = finite(token.logprobs.logprob)
-        values = (texts.text(token.id), logprob, top, detokenizer.token_start)
+    for token, offset in zip(tokens, offsets, strict=True):
+        logprob, top = None, None
+        if token.logprobs is not None:  # None for the first token of a prompt
+            logprob, top = finite(token.logprobs.logprob), dict[str, float]()
+            for other, value in token.logprobs.top:
+                # Tokens may have the same text. The likeliest of them comes first, and is kept.
+                top.setdefault(texts.text(other), finite(value))
+        values = (texts.text(token.id), logprob, top, offset)
         for name, entry in zip(names, values, strict=True):
             lists[name].append(entry)
     return lists

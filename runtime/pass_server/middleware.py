@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Sequence
 
@@ -63,19 +64,24 @@ def app_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
-class TrailingSlash:
-    """Drops slashes at the end of a path. A redirect would not do: behind a proxy the server does
-    not know its own address, and clients do not send a body again."""
+_ORIGIN = re.compile(r"^https?://[^/]*", re.IGNORECASE)
+
+
+class RequestTarget:
+    """Makes a path of a request's target, if this is a whole URL, and drops slashes at its end. A
+    redirect would not do: behind a proxy the server does not know its own address, and clients do
+    not send a body again."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].endswith("/") and app_path(scope).strip("/"):
+        if scope["type"] == "http":
             # uvicorn and the log read the same scope, so it is changed and not copied.
-            scope["path"] = scope["path"].rstrip("/")
-            if scope.get("raw_path"):
-                scope["raw_path"] = scope["raw_path"].rstrip(b"/")
+            scope["path"] = _ORIGIN.sub("", scope["path"]) or "/"
+            if app_path(scope).strip("/"):
+                scope["path"] = scope["path"].rstrip("/")
+            scope["raw_path"] = None  # It is optional, and nothing reads it.
         await self._app(scope, receive, send)
 
 

@@ -23,9 +23,16 @@ from pass_runtime import (
     Session,
     TooManyConstraints,
 )
-from pass_server.api_error import ApiError, as_api_error, not_supported
-from pass_server.completions import check_completion, completion_ids, echoed_prompts, prompt_list
-from pass_server.fields import unsupported_field
+from pass_server.api_error import ApiError, as_api_error
+from pass_server.completions import (
+    Echo,
+    check_completion,
+    completion_ids,
+    echoes,
+    prompt_list,
+    prompt_logprobs,
+)
+from pass_server.fields import check_supported
 from pass_server.schemas import (
     DEFAULT_TEMPERATURE,
     ChatRequest,
@@ -49,8 +56,8 @@ class ParsedRequest:
 
     requests: one for each sequence, `per_prompt` for each prompt in the order of the prompts. n:
     how many sequences of each prompt the answer has, the likeliest ones. arrived:
-    `time.perf_counter` when the request came. echo: the text of each prompt, if the answer repeats
-    it first; else (). turn_format: how to read reasoning and calls; None if there is only text.
+    `time.perf_counter` when the request came. echo: each prompt, if the answer repeats it first;
+    else (). turn_format: how to read reasoning and calls; None if there is only text.
     constraint_kind: for the metrics, `Constraint.kind`, or "tools" if only calls are constrained;
     None without a constraint. places: those reserved for `requests` in slots and queue.
     """
@@ -59,7 +66,7 @@ class ParsedRequest:
     n: int
     arrived: float
     per_prompt: int = 1
-    echo: tuple[str, ...] = ()
+    echo: tuple[Echo, ...] = ()
     turn_format: TurnFormat | None = None
     constraint_kind: str | None = None
     places: Places | None = None
@@ -133,6 +140,9 @@ class RequestParser:
                 )
             compiling, constraint, kind = self._constraint(turn_format, request)
             options = _options(request, constraint, salt)
+            if isinstance(request, CompletionRequest) and request.suffix and not request.ignore_eos:
+                ends = (*options.stop_token_ids, *self._session.infill_end_ids)
+                options = replace(options, stop_token_ids=ends)
             if turn_format is not None:
                 options = replace(options, shown_special_tokens=turn_format.marker_tokens)
         except PassError as error:
@@ -171,7 +181,7 @@ class RequestParser:
             n=_int_or_1(request.n),
             arrived=tokenized.arrived,
             per_prompt=per_prompt,
-            echo=echoed_prompts(self._session, request) if is_completion else (),
+            echo=echoes(self._session, request) if is_completion else (),
             turn_format=tokenized.turn_format,
             constraint_kind=tokenized.constraint_kind,
             places=places,
@@ -187,15 +197,12 @@ class RequestParser:
         )
 
     def _check_fields(self, request: GenerationRequest) -> None:
-        if (name := unsupported_field(request)) is not None:
-            raise not_supported(name, getattr(request, name))
+        check_supported(request)
         if isinstance(request, CompletionRequest):
             check_completion(request)
         if request.stream_options is not None and not request.stream:
             problem = "stream_options are for streams: set stream to true"
             raise ApiError(problem, param="stream_options")
-        if request.stream_options is not None and request.stream_options.include_obfuscation:
-            raise not_supported("stream_options.include_obfuscation", True)
 
     def _constraint(
         self, turn_format: TurnFormat | None, request: GenerationRequest
@@ -276,12 +283,13 @@ def _int_or_1(value: Any) -> int:
 
 
 def prompt_bytes(request: GenerationRequest) -> int:
-    """Return the UTF-8 bytes of the longest text prompt; a chat with its tools is one prompt."""
+    """Return the UTF-8 bytes of the longest text prompt with its suffix; a chat with its tools is
+    one prompt."""
     if isinstance(request, ChatRequest):
         return sum(map(_utf8_bytes, chat_texts(request)))
     assert isinstance(request, CompletionRequest)
     texts = [each for each in prompt_list(request.prompt) if isinstance(each, str)]
-    return max(map(_utf8_bytes, texts), default=0)
+    return max(map(_utf8_bytes, texts), default=0) + _utf8_bytes(request.suffix or "")
 
 
 def _utf8_bytes(text: str) -> int:
@@ -345,13 +353,14 @@ def _options(
         name: value for name, value in values.items() if value is not None
     }
     fields.pop("min_tokens", None)  # `finish` adds it, with max_new_tokens, which bounds it
-    fields["top_k"] = max(fields.get("top_k", 0), 0)  # -1 is off, as 0 is
     if "seed" in fields:
         fields["seed"] %= 1 << 64
     biases = fields.get("logit_bias", {})
     fields["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     fields |= {"plan": plan, "cache_salt": salt + (request.cache_salt or "")}
     options = GenerateOptions(logprobs=_logprobs(request), constraint=constraint)
+    if isinstance(request, CompletionRequest):
+        options = replace(options, prompt_logprobs=prompt_logprobs(request))
     return options.with_fields(**fields)
 
 

@@ -4,14 +4,14 @@ errors about the chat back to errors about the request."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from pass_server.api_error import ApiError, not_supported, validation_error
+from pass_server.api_error import ApiError, validation_error
 from pass_server.choices import Json
-from pass_server.fields import Content, ContentPart, unsupported_field
+from pass_server.fields import Content, FunctionFields, check_supported, texts_of
 from pass_server.responses_fields import (
     REFUSAL_REASONS,
     CallItem,
@@ -50,13 +50,7 @@ class MessagesBuilder:
             self._begin({"role": "user", "content": items}, "input")
             return
         for i, item in enumerate(items):
-            path = f"input.{i}"
-            if (name := unsupported_field(item)) is not None:
-                raise not_supported(f"{path}.{name}", getattr(item, name))
-            self._add(item, path)
-        for message in self.messages:
-            if message["role"] == "assistant" and "tool_calls" not in message:
-                message.setdefault("content", "")  # reasoning with nothing after it
+            self._add(item, f"input.{i}")
 
     def request_path(self, param: str) -> str:
         """Return the path in the request for the path `param` in the chat."""
@@ -80,9 +74,9 @@ class MessagesBuilder:
             self.item_paths[f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}"] = path
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ReasoningItem):
-            reasoning = _chat_content(item.content or [], f"{path}.content")
+            reasoning = _texts(item.content or [], f"{path}.content")
             message = self._assistant_message(path, "reasoning_content", "content", "tool_calls")
-            message["reasoning_content"] = "\n".join(part["text"] for part in reasoning)
+            message["reasoning_content"] = "\n".join(reasoning)
         else:
             self._add_message(item, path)
 
@@ -109,19 +103,12 @@ def _chat_content(content: Content, path: str) -> Any:
     """Return the content for a chat message. path: of the item's field, for errors."""
     if isinstance(content, str):
         return content
-    return [_part(part, path) for part in content]
+    return [{"type": "text", "text": text} for text in _texts(content, path)]
 
 
-def _part(part: ContentPart, path: str) -> dict[str, str]:
-    is_text = part.type in ("input_text", "output_text", "reasoning_text") and part.text is not None
-    if not is_text or set(part.model_extra or ()) - {"annotations", "logprobs"}:
-        raise ApiError(
-            f'{path} must be text, in parts such as {{"type": "input_text", "text": ...}}: '
-            "this model reads text only",
-            param=path,
-            code="unsupported_content_part",
-        )
-    return {"type": "text", "text": part.text or ""}
+def _texts(content: Content, path: str) -> list[str]:
+    types = ("input_text", "output_text", "reasoning_text")
+    return texts_of(content, path, types, unused=("annotations", "logprobs"))
 
 
 _REQUEST_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
@@ -156,24 +143,13 @@ class ChatConversion:
 
 
 def _check(request: ResponsesRequest) -> None:
-    for path, fields in _groups(request):
-        if (name := unsupported_field(fields)) is not None:
-            why = REFUSAL_REASONS.get(path + name, "")
-            raise not_supported(path + name, getattr(fields, name), why)
+    check_supported(request, reasons=REFUSAL_REASONS)
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options are for streams: set stream to true", param="stream_options")
     form = _text_format(request)
     if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
         problem = "give text.format a schema if its type is json_schema, and none otherwise"
         raise ApiError(problem, param="text.format")
-
-
-def _groups(request: ResponsesRequest) -> Iterator[tuple[str, BaseModel]]:
-    """Yield each object of a request that may have unsupported fields, and the path before them."""
-    yield "", request
-    for name in ("text", "reasoning", "stream_options"):
-        if (fields := getattr(request, name)) is not None:
-            yield f"{name}.", fields
 
 
 def _text_format(request: ResponsesRequest) -> TextFormat | None:
@@ -188,7 +164,8 @@ def _fields(request: ResponsesRequest) -> dict[str, Any]:
     if isinstance(request.tool_choice, NamedFunction):
         fields["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
     if request.tools is not None:
-        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in request.tools]
+        names = set(FunctionFields.model_fields)
+        functions = [tool.model_dump(include=names, exclude_none=True) for tool in request.tools]
         fields["tools"] = [{"type": "function", "function": function} for function in functions]
     if (form := _text_format(request)) is not None:
         fields["response_format"] = {"type": form.type}

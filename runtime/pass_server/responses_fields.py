@@ -10,6 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from pass_server.fields import (
+    LIST,
+    OBJECT,
+    TEXT,
+    CacheControl,
     Content,
     FunctionFields,
     FunctionName,
@@ -19,13 +23,15 @@ from pass_server.fields import (
     StrictObject,
     Text,
     null_or,
+    text_or,
 )
-from pass_server.schemas import CommonFields, Metadata, TemplateVariables
+from pass_server.schemas import CommonFields, Metadata, TemplateVariables, ToolChoiceName
 
 
 class Item(StrictObject):
     id: Name | None = Field(None, description="Not used.")
     status: Name | None = Field(None, description="Not used.")
+    cache_control: CacheControl = None
 
 
 class MessageItem(Item):
@@ -56,7 +62,7 @@ class CallItem(Item):
     name: FunctionName
     arguments: Text = Field(description="As in a chat.")
     namespace: Any = null_or()
-    caller: Any = null_or()
+    caller: Any = null_or({"type": "direct"})
 
 
 class ResultItem(Item):
@@ -65,7 +71,7 @@ class ResultItem(Item):
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256, description="The id of a call in an earlier item.")
     output: Content
-    caller: Any = null_or()
+    caller: Any = null_or({"type": "direct"})
 
 
 def _item_type(item: Any) -> Any:
@@ -89,12 +95,7 @@ InputItem = Annotated[
 
 
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
-Input = (
-    Annotated[  # without a discriminator, an invalid item would be reported as "should be a string"
-        Annotated[Text, Tag("str")] | Annotated[InputItems, Tag("list[item]")],
-        Discriminator(lambda value: "str" if isinstance(value, str) else "list[item]"),
-    ]
-)
+Input = Annotated[Annotated[Text, TEXT] | Annotated[InputItems, LIST], text_or(LIST)]
 
 
 class FunctionTyped(StrictObject):
@@ -104,9 +105,17 @@ class FunctionTyped(StrictObject):
 class FunctionTool(FunctionFields, FunctionTyped):
     """A tool. The fields of the last base come first, so that errors name `type` first."""
 
+    allowed_callers: Any = null_or(["direct"])
+    defer_loading: Any = null_or(False)
+
 
 class NamedFunction(FunctionTyped):
     name: Name
+
+
+ToolChoice = Annotated[
+    Annotated[ToolChoiceName, TEXT] | Annotated[NamedFunction, OBJECT], text_or(OBJECT)
+]
 
 
 class TextFormat(StrictObject):
@@ -145,15 +154,12 @@ class ResponsesRequest(CommonFields):
     metadata: Metadata | None = Field(None, description="Repeated in the answer.")
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=128, fail_fast=True)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(
-        None, description="As in a chat."
-    )
+    tool_choice: ToolChoice | None = Field(None, description="As in a chat.")
     parallel_tool_calls: bool | None = Field(None, description="As in a chat.")
     chat_template_kwargs: TemplateVariables | None = Field(None, description="As in a chat.")
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
 
-    store: Any = null_or(False)
     previous_response_id: Any = null_or()
     conversation: Any = null_or()
     background: Any = null_or(False)
@@ -162,7 +168,6 @@ class ResponsesRequest(CommonFields):
     max_tool_calls: Any = null_or()
     top_logprobs: Any = null_or(0)
     truncation: Any = null_or("disabled")
-    service_tier: Any = null_or("auto", "default")
 
 
 REFUSAL_REASONS = {

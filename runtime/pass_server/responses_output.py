@@ -173,13 +173,10 @@ class ResponsesFormatter(ResponseFormatter):
 
     def _final_response(self, choice: Choice, usage: Json) -> Json:
         status = _status(choice)
-        answer = choice.answer
-        tokens = choice.generation.tokens
-        reasoning_tokens = 0 if answer is None else answer.count_reasoning_tokens(tokens)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return self._response(status) | {
             "incomplete_details": details,
-            "usage": _usage(usage, reasoning_tokens),
+            "usage": _usage(usage),
             "pass": pass_field(choice.generation),
         }
 
@@ -207,12 +204,12 @@ def _status(choice: Choice) -> str:
     return "incomplete" if choice.generation.finish_reason == "length" else "completed"
 
 
-def _usage(usage: Json, reasoning_tokens: int) -> Json:
+def _usage(usage: Json) -> Json:
     """Return `usage` of /v1/responses. usage: that of a chat."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }

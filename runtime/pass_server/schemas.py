@@ -10,9 +10,13 @@ from pydantic import Discriminator, Field, Tag, create_model
 
 from pass_runtime import MAX_BIASES, MAX_LOGPROBS, REQUEST_FIELDS, RequestField
 from pass_server.fields import (
+    LIST,
     MAX_LIST_ITEMS,
     MAX_NAME_CHARS,
     MAX_TOKEN_IDS,
+    OBJECT,
+    TEXT,
+    CacheControl,
     JsonSchema,
     MaxKeys,
     Messages,
@@ -22,6 +26,7 @@ from pass_server.fields import (
     Text,
     Tools,
     null_or,
+    text_or,
 )
 
 DEFAULT_TEMPERATURE = 1.0
@@ -43,10 +48,13 @@ class ResponseFormat(StrictObject):
     json_schema: NamedSchema | None = None
 
 
+SchemaOrText = Annotated[Annotated[JsonSchema, OBJECT] | Annotated[Text, TEXT], text_or(OBJECT)]
+
+
 class StructuredOutputs(StrictObject):
     """vLLM's `structured_outputs`. Exactly one field must be set."""
 
-    json_schema: JsonSchema | Text | None = Field(None, alias="json")
+    json_schema: SchemaOrText | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: Text | None = None
     choice: ChoiceTexts | None = None
@@ -58,7 +66,7 @@ class StructuredOutputFields(StrictObject):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | Text | None = Field(None, description="As structured_outputs.json.")
+    guided_json: SchemaOrText | None = Field(None, description="As structured_outputs.json.")
     guided_regex: Text | None = Field(None, description="As structured_outputs.regex.")
     guided_choice: ChoiceTexts | None = Field(None, description="As structured_outputs.choice.")
     guided_grammar: Text | None = Field(None, description="As structured_outputs.grammar.")
@@ -67,7 +75,8 @@ class StructuredOutputFields(StrictObject):
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 MAX_PROMPTS = 4096
 """The most prompts of a request; ServeOptions.max_sequences may allow fewer."""
-Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
+Stops = Annotated[list[Text], Field(max_length=16, fail_fast=True)]
+Stop = Annotated[Annotated[Text, TEXT] | Annotated[Stops, LIST], text_or(LIST)]
 TokenIdKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 NonEmptyName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Metadata = Annotated[dict[Name, Name], MaxKeys(64)]
@@ -96,9 +105,7 @@ Prompt = Annotated[
 
 class StreamOptions(StrictObject):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(
-        None, description="Must be false: chunks are not padded."
-    )
+    include_obfuscation: Any = null_or(False)
 
 
 KIND_TYPES: dict[str, Any] = {
@@ -133,14 +140,33 @@ def common_fields_model(fields: Iterable[RequestField]) -> type[StrictObject]:
     return create_model("RequestFields", __base__=StrictObject, **http_fields)
 
 
-class CommonFields(common_fields_model(REQUEST_FIELDS)):  # type: ignore[misc]
+class PromptCacheOptions(StrictObject):
+    mode: Name | None = Field(None, description="Not used.")
+    ttl: Name | None = Field(None, description="Not used.")
+    comparison_response_id: Name | None = Field(None, description="Not used.")
+    prewarm: Any = null_or(False)
+
+
+class NeutralFields(StrictObject):
+    """The fields of OpenAI's APIs, and of clients for them, that change no text."""
+
+    user: Name | None = Field(None, description="Not used.")
+    safety_identifier: Name | None = Field(None, description="Not used.")
+    metadata: Metadata | None = Field(None, description="Not used.")
+    client_metadata: JsonSchema | None = Field(None, description="Not used.")
+    prompt_cache_key: Name | None = Field(None, description="Not used.")
+    prompt_cache_retention: Name | None = Field(None, description="Not used.")
+    prompt_cache_options: PromptCacheOptions | None = Field(None, description="Not used.")
+    cache_control: CacheControl = None
+    service_tier: Any = null_or("auto", "default")
+    store: Any = null_or(False)
+
+
+class CommonFields(NeutralFields, common_fields_model(REQUEST_FIELDS)):  # type: ignore[misc]
     """The fields that all endpoints have."""
 
     model: Name
     stream: bool | None = None
-    user: Name | None = Field(None, description="Not used.")
-    prompt_cache_key: Name | None = Field(None, description="Not used.")
-    safety_identifier: Name | None = Field(None, description="Not used.")
     speculative: bool | None = Field(
         None, description="false: plain decoding, as plan `ar`. The text is the same."
     )
@@ -154,13 +180,9 @@ class GenerationRequest(StructuredOutputFields, CommonFields):
     )
     max_tokens: int | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
-    metadata: Metadata | None = Field(None, description="Not used.")
     pass_details: bool | None = Field(
         None, description="Return the tokens of each pass, each with its source."
     )
-
-    service_tier: Any = null_or("auto", "default")
-    store: Any = null_or(False)
 
     length_penalty: Any = null_or(1)
     prompt_logprobs: Any = null_or()
@@ -181,13 +203,22 @@ class CompletionRequest(GenerationRequest):
     """The body of a request to /v1/completions."""
 
     prompt: Prompt = Field(description="Text or token ids, of one prompt or several.")
+    max_tokens: int | None = Field(None, ge=0, description="0 needs echo. Default 16.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(
         None, ge=1, le=128, description="Generate this many, and return the n likeliest."
     )
-    echo: bool | None = Field(None, description="Begin the text with the prompt.")
-    suffix: Text | None = Field(None, description="Must be null or empty.")
+    echo: bool | None = Field(None, description="Begin text and logprobs with the prompt.")
+    suffix: Text | None = Field(
+        None, description="Write what stands between the prompt and this, if the model can."
+    )
     add_special_tokens: Any = null_or(True)
+
+
+ToolChoiceName = Literal["none", "auto", "required"]
+ToolChoice = Annotated[
+    Annotated[ToolChoiceName, TEXT] | Annotated[NamedChoice, OBJECT], text_or(OBJECT)
+]
 
 
 class ChatRequest(GenerationRequest):
@@ -200,7 +231,7 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = Field(
+    tool_choice: ToolChoice | None = Field(
         None, description="Default auto if there are tools. none: they are not shown to the model."
     )
     parallel_tool_calls: bool | None = Field(

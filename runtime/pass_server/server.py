@@ -17,7 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pass_runtime import PassError, Session
 from pass_server.app import make_app
@@ -45,14 +45,16 @@ def bounded_protocol(connections: int, seconds: float) -> type[asyncio.Protocol]
     return BoundedConnection
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """An HTTP connection that is closed if its client is too slow, or to make room for another."""
+class Connection(H11Protocol):
+    """An HTTP connection that is closed if its client is too slow, or to make room for another.
+
+    uvicorn's other implementation, on httptools, loses the body of a request that offers to
+    upgrade, as those of Java's clients do, and sends chunks to clients of HTTP/1.0."""
 
     max_connections: int
     client_seconds: float
-    app_state: dict[str, Any]
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.idle_since = self.loop.time()
         self.idle_bytes = 0  # received since then
@@ -115,9 +117,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         close_admitted: whether connections that once had an admitted request may be closed: only if
         this one has an admitted request too; until then it is itself one too many.
         """
+        connections: set[Any] = self.connections
         candidates = [
             each
-            for each in self.connections
+            for each in connections
             if each is not self
             and (close_admitted or not each.admitted)
             and (each.idle or each.cycle is not each._admitted_cycle)
@@ -129,11 +132,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         closed.transport.abort()
         return True
 
+    def _should_upgrade(self) -> bool:
+        return False  # uvicorn's method would also log two warnings for each offer
+
     def _pipelined(self) -> bool:
         """Return whether the next request came before this one was answered."""
-        if hasattr(self, "pipeline"):  # httptools
-            return bool(self.pipeline)
-        # With h11, once both sides are done, bytes after the body are the next request's.
+        # Once both sides are done, bytes after the body are the next request's.
         is_done = self.conn.their_state is self.conn.our_state
         return is_done and bool(self.conn.trailing_data[0])
 

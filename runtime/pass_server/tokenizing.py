@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError, not_supported
-from pass_server.fields import Messages, Name, StrictObject, Text, Tools, null_or, unsupported_field
+from pass_server.fields import Messages, Name, StrictObject, Text, Tools, check_supported, null_or
 from pass_server.schemas import ChatRequest, TemplateVariables, TokenIds
 from pass_server.service import Service
 
@@ -75,8 +75,7 @@ def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
 
 def _ids(service: Service, request: TokenizeRequest) -> list[int]:
     """Return the ids of the prompt or the messages. Raises ApiError if the request is invalid."""
-    if (name := unsupported_field(request)) is not None:
-        raise not_supported(name, getattr(request, name))
+    check_supported(request)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError("give either prompt or messages", param="prompt")
     encode, param = (_prompt_ids, "prompt") if request.messages is None else (_chat_ids, "messages")

@@ -21,7 +21,7 @@ from pass_server.fields import (
     ToolCall,
     ToolMessage,
     UserMessage,
-    unsupported_field,
+    texts_of,
 )
 from pass_server.schemas import ChatRequest
 from pass_server.serve_options import ServeOptions
@@ -45,8 +45,6 @@ def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, An
     messages = []
     for i, message in enumerate(request.messages):
         path = f"messages.{i}."
-        if (name := unsupported_field(message)) is not None:
-            raise not_supported(path + name, getattr(message, name))
         if not calls and (isinstance(message, ToolMessage) or _calls(message)):
             param = path + ("role" if isinstance(message, ToolMessage) else "tool_calls")
             problem = "this model takes no tool calls"
@@ -57,8 +55,8 @@ def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, An
 
 def chat_texts(request: ChatRequest) -> Iterator[str]:
     """Yield all texts of a chat that its prompt may contain: contents, reasoning, calls, tools."""
-    for message in request.messages:
-        yield from _content_texts(message)
+    for i, message in enumerate(request.messages):
+        yield from texts_of(message.content, f"messages.{i}.content")
         if isinstance(message, AssistantMessage):
             yield message.reasoning_content or ""
         yield from (call.function.arguments for call in _calls(message))
@@ -66,26 +64,12 @@ def chat_texts(request: ChatRequest) -> Iterator[str]:
         yield json.dumps(tool.model_dump(), ensure_ascii=False)
 
 
-def _content_texts(message: ChatMessage) -> list[str]:
-    """Return the text of a message's content, in parts."""
-    if isinstance(message.content, list):
-        return [part.text or "" for part in message.content]
-    return [message.content or ""]
-
-
 def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
     """Return a message for the chat template, and add its calls to `names`, the function of each
     call so far by the call's id. path: where the message is in the request, as `messages.2.`."""
-    for part in message.content if isinstance(message.content, list) else ():
-        if part.type != "text" or part.text is None or part.model_extra:
-            raise ApiError(
-                'content parts must be {"type": "text", "text": ...}: this model reads text only',
-                param=path + "content",
-                code="unsupported_content_part",
-            )
     fields: dict[str, Any] = {"role": message.role}
     if message.content is not None:
-        fields["content"] = "\n".join(_content_texts(message))
+        fields["content"] = "\n".join(texts_of(message.content, path + "content"))
     if isinstance(message, UserMessage):
         fields["role"] = "system" if message.role == "developer" else message.role
     elif isinstance(message, ToolMessage):
@@ -101,8 +85,8 @@ def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str
             )
         fields |= {"tool_call_id": message.tool_call_id, "name": name}
     else:  # a message of the model
-        if message.content is None and not message.tool_calls:
-            problem = f"{path}content: a message needs text or tool_calls"
+        if message.content is None and not (message.tool_calls or message.reasoning_content):
+            problem = f"{path}content: a message needs text, reasoning_content or tool_calls"
             raise ApiError(problem, param=path + "content")
         if message.reasoning_content:
             fields["reasoning_content"] = message.reasoning_content

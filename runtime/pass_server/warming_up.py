@@ -6,14 +6,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pass_server.api_error import ApiError
-from pass_server.middleware import HeadAsGet, TrailingSlash, app_path, as_response
+from pass_server.middleware import HeadAsGet, RequestTarget, app_path, as_response
 
 RETRY = {"Retry-After": "5", "Connection": "close"}  # a new one may reach the server itself
 
 
 def warming_up() -> ASGIApp:
     """Return an app that answers `/health` with 200, and everything else with 503."""
-    return TrailingSlash(HeadAsGet(_answer))
+    return RequestTarget(HeadAsGet(_answer))
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:

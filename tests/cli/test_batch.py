@@ -241,7 +241,7 @@ def test_unreadable_requests_and_unwritable_results_are_refused(tiny_bundle: Pat
     assert "cannot write" in refusal("batch", tiny_bundle, requests, tmp_path)
 
 
-@pytest.mark.parametrize("flags", [["--plan", "warp"], ["--top-p", "0"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [["--plan", "warp"], ["--top-p", "1.5"]], ids=" ".join)
 def test_refused_flags_write_no_results(tiny_bundle: Path, tmp_path: Path, flags: list[str]):
     requests = write_jsonl(tmp_path / "in.jsonl", {"prompt": "a"})
     refusal("batch", tiny_bundle, requests, tmp_path / "out.jsonl", *flags)

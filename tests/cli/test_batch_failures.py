@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from pass_run import output, pass_run, read_jsonl, refusal, write_jsonl
+from replacing import export_again
 from test_batch import FLAGS
 
 from pass_runtime.cli.prompt_io import read_lines
@@ -138,6 +140,34 @@ def test_sessions_that_fail_one_after_another_end_the_run(
     assert ["error" in result for result in read_jsonl(results)] == [False, True, True]
     output("batch", tiny_bundle, requests, results, *FLAGS, "--retry-failed")
     assert ["error" in result for result in read_jsonl(results)] == [False] * 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_run_mixes_the_texts_of_two_bundles(
+    tiny_bundle: Path,
+    random_bundle: Path,
+    tmp_path: Path,
+    requests: Path,
+    poison_ids: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A session fails after its bundle was exported again, so that the next one would be another
+    model's."""
+    bundle, results = tmp_path / "bundle", tmp_path / "out.jsonl"
+    shutil.copytree(tiny_bundle, bundle)
+    close = Session.close
+    command = ("batch", bundle, requests, results, *FLAGS, "--max-batch-size", "1")
+    with monkeypatch.context() as patched:
+        fail_sessions(patched, {poison_ids})
+        patched.setattr(
+            Session, "close", lambda each: (close(each), export_again(bundle, random_bundle))
+        )
+        assert f"{bundle} has changed since this run began" in refusal(*command)
+    assert [result["id"] for result in read_jsonl(results)] == PROMPTS[: len(read_jsonl(results))]
+    assert "or of another bundle" in refusal(*command)
+    export_again(bundle, tiny_bundle)
+    output(*command)
+    assert len(read_jsonl(results)) == len(PROMPTS) + 1
 
 
 def test_prompts_as_long_as_the_capacity_fail_no_other_line(tiny_bundle: Path, tmp_path: Path):

@@ -340,6 +340,7 @@ def test_an_option_without_effect_is_refused(line, monkeypatch):
 VALUES = {
     **{name: case.expected[name] for name, case in {**GENERATED, **SAMPLED, **PENALIZED}.items()},
     "logprobs": 2,
+    "prompt_logprobs": 2,
     "cache_salt": "s",
     "json_schema": {},
     "json_object": True,

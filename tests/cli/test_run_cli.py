@@ -143,7 +143,7 @@ REFUSED_FLAGS = {  # case: (flags, words of the error)
     "negative lookahead": (["--lookahead", "-1"], "0 to 6"),
     "negative temperature": (["--temperature", "-1"], "temperature"),
     "temperature not a number": (["--temperature", "nan"], "temperature"),
-    "top-p 0": (["--top-p", "0"], "top-p"),
+    "top-p -1": (["--top-p", "-1"], "top-p"),
     "top-k too large": (["--top-k", "1025"], "1024"),
     "negative seed": (["--seed", "-1"], "seed"),
     "no tokens": (["--max-new-tokens", "0"], "max-new-tokens"),

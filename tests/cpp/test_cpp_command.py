@@ -19,6 +19,8 @@ from cpp_programs import BUILD, ROOT, program_at
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.bundle import integrity
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
+from pass_runtime.bundle.values import RequestField
 from pass_runtime.cli.prompt_io import read_prompt
 from pass_runtime.errors import PassError
 
@@ -312,6 +314,40 @@ def test_what_is_no_number_is_refused(program: Path, tiny_bundle: Path, value: s
         assert f"'{text}' is not a number" in refusal(
             program, "generate", tiny_bundle, "--temperature", text
         )
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in SAMPLING_FIELDS if field.bounds], ids=lambda field: field.name
+)
+def test_values_out_of_bounds_are_refused_as_in_python(
+    program: Path, tiny_bundle: Path, field: RequestField
+):
+    """And the bounds themselves are taken."""
+    flags = ("generate", tiny_bundle, "--prompt-ids", IDS, "--max-new-tokens", 1, "--plan", "ar")
+    flag = "--" + field.name.replace("_", "-")
+    for name, bound in field.bounds.items():
+        step = 1 if field.kind == "whole" else 0.5
+        beyond = bound - step if name in ("ge", "gt") else bound + step
+        for number in (beyond, bound):
+            if number == float("inf"):
+                continue
+            value = f"5={number}" if field.kind == "biases" else number
+            if field.within(number):
+                assert run(program, *flags, flag, value).returncode == 0
+                continue
+            with pytest.raises(PassError) as caught:
+                SamplingParams(**{field.name: {5: number} if field.kind == "biases" else number})
+            assert refusal(program, *flags, flag, value) == str(caught.value)
+
+
+def test_top_p_0_takes_the_likeliest_token(program: Path, random_bundle: Path):
+    flags = ("generate", random_bundle, "--prompt-ids", IDS, "--max-new-tokens", 12, "--plan")
+    for plan in ("ar", "two-pass", "fused"):
+        greedy = output(program, *flags, plan)
+        for top_p in ("0", "1e-300"):
+            drawn = (plan, "--temperature", 1.3, "--top-k", -1, "--top-p", top_p)
+            assert output(program, *flags, *drawn) == greedy
+    assert output(program, *flags, "ar", "--temperature", 1.3, "--seed", 1) != greedy
 
 
 def test_numbers_are_decimal(program: Path, tiny_bundle: Path):

@@ -230,6 +230,15 @@ def test_every_part_has_the_same_major_versions_of_tensorrt():
     assert [each for each in range(8, 16) if f"{each}.99" in versions] == majors
 
 
+def test_every_image_has_telemetry_turned_off():
+    for path in (*(DEPLOY / name for name in DOCKERFILES), ROOT / "runtime/cpp/Dockerfile"):
+        stages = re.split(r"(?m)^FROM ", path.read_text(encoding="utf-8"))
+        images = [stage for stage in stages if "\nENTRYPOINT" in stage]
+        assert images
+        for stage in images:
+            assert re.search(r"(?m)^ENV .*\bORT_DISABLE_TELEMETRY=1\b", stage), path
+
+
 @pytest.mark.serve
 def test_probes_and_the_metric_of_the_autoscaler_are_served(session):
     from starlette.testclient import TestClient

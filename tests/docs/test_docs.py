@@ -4,6 +4,7 @@ and the picture of windows shows the plans."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -53,6 +54,14 @@ def test_the_line_counts_are_true():
     assert set(shown) == set(counts) and "runtime/pass_runtime/decode" in counts
     for room, (lines, files) in counts.items():
         assert abs(shown[room][0] - lines) <= 100 and abs(shown[room][1] - files) <= 3, room
+
+
+def test_the_readme_begins_with_the_commands_for_a_fresh_machine():
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[1]
+    assert section.startswith("Try it\n")
+    commands = re.findall(r"^    \$ (\S+)", section, re.MULTILINE)
+    assert commands[:2] == ["scripts/demo.sh", "scripts/test.sh"]
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands[:2])
 
 
 def test_the_readme_is_short():

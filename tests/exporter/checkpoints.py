@@ -48,6 +48,13 @@ def change_settings(file: str = "config.json", **changes: Any) -> Change:
     return apply
 
 
+def write_json(file: str, content: object) -> Change:
+    def apply(directory: Path) -> None:
+        (directory / file).write_text(json.dumps(content))
+
+    return apply
+
+
 def split_weights(damage: Callable[[Path], None]) -> Change:
     """Return a change that saves the weights in several files, and damages the second file."""
 

@@ -22,6 +22,7 @@ from checkpoints import (
     set_number,
     split_weights,
     write_gguf,
+    write_json,
 )
 from export_process import command, error_line
 from tokenizers import Tokenizer
@@ -38,6 +39,7 @@ from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
 
 UP = "model.layers.0.mlp.up_proj.weight"
+UP_NAME = UP.removesuffix(".weight")
 NORM = "model.layers.1.input_layernorm.weight"
 CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 """What config.json names if a checkpoint comes with its own modeling code."""
@@ -137,6 +139,108 @@ BROKEN: dict[str, tuple[Change, str]] = {
 }
 
 
+def store(**parts: torch.Tensor) -> Change:
+    """Return a change that stores a layer as these tensors, in place of its weight."""
+
+    def change(old: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        kept = {name: tensor for name, tensor in old.items() if name != UP}
+        return kept | {f"{UP_NAME}.{part}": tensor for part, tensor in parts.items()}
+
+    return change_tensors(change)
+
+
+def zeros(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(rows, columns).to(dtype)
+
+
+MLX = {"group_size": 64, "bits": 4, "mode": "affine"}
+TORCHAO = {"default": {"_type": "Int4WeightOnlyConfig", "_version": 1, "_data": {}}}
+NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+MODELOPT = {"name": "modelopt", "version": "0.29.0"}
+FP8_SCALES = zeros(96, 4, torch.float8_e4m3fn)
+PACKED = zeros(96, 32, torch.uint8)
+QUANTIZED: dict[str, tuple[Change, str]] = {
+    "MLX": (change_settings(quantization=MLX), "MLX"),
+    "MLX, stated twice": (change_settings(quantization=MLX, quantization_config=MLX), "MLX"),
+    "MLX's tensors": (
+        store(weight=zeros(96, 8, torch.uint32), scales=torch.ones(96, 1), biases=torch.ones(96)),
+        "MLX",
+    ),
+    "ModelOpt": (
+        write_json("hf_quant_config.json", {"producer": MODELOPT, "quantization": NVFP4}),
+        "ModelOpt NVFP4, by its hf_quant_config.json",
+    ),
+    "ModelOpt in the config": (
+        change_settings(quantization_config={**NVFP4, "quant_method": "modelopt"}),
+        "modelopt NVFP4",
+    ),
+    "ModelOpt's tensors": (
+        store(weight=PACKED, weight_scale=FP8_SCALES, weight_scale_2=torch.ones(())),
+        "ModelOpt NVFP4",
+    ),
+    "torchao": (
+        change_settings(quantization_config={"quant_method": "torchao", "quant_type": TORCHAO}),
+        "torchao",
+    ),
+    "NVFP4": (
+        change_settings(
+            quantization_config={
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+            }
+        ),
+        "compressed-tensors nvfp4-pack-quantized",
+    ),
+    "NVFP4's tensors": (
+        store(weight_packed=PACKED, weight_scale=FP8_SCALES, weight_global_scale=torch.ones(1)),
+        "compressed-tensors NVFP4",
+    ),
+    "an older compressed-tensors": (
+        change_settings(
+            compression_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}
+        ),
+        "compressed-tensors pack-quantized",
+    ),
+    "AutoGPTQ": (
+        write_json("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}),
+        "GPTQ, by its quantize_config.json",
+    ),
+    "AutoAWQ": (
+        write_json("quant_config.json", {"zero_point": True, "q_group_size": 128, "w_bit": 4}),
+        "AWQ, by its quant_config.json",
+    ),
+    "GPTQ's tensors": (
+        store(qweight=zeros(8, 96, torch.int32), qzeros=zeros(1, 12, torch.int32)),
+        "GPTQ or AWQ",
+    ),
+    "bitsandbytes' tensors": (
+        change_tensors(lambda old: old | {UP: PACKED, f"{UP}.absmax": torch.ones(96)}),
+        "bitsandbytes",
+    ),
+    "FP8's tensors": (
+        store(weight=zeros(96, 64, torch.float8_e4m3fn), weight_scale_inv=torch.ones(1, 1)),
+        "FP8",
+    ),
+    "scales": (
+        change_tensors(lambda old: old | {f"{UP}_scale": torch.ones(96, 1)}),
+        "scales as of FP8 or INT8",
+    ),
+    "integers": (store(weight=zeros(96, 64, torch.int8)), f"{UP} is stored as I8"),
+    "no method": (
+        change_settings(quantization_config={"bits": 4}),
+        "its config.json has a quantization_config",
+    ),
+}
+BROKEN |= {
+    case: (change, f"model is already quantized ({how}), which is not supported: export the un")
+    for case, (change, how) in QUANTIZED.items()
+}
+BROKEN["a damaged statement"] = (
+    lambda directory: (directory / "hf_quant_config.json").write_text("{"),
+    "hf_quant_config.json is cut off or damaged",
+)
+
+
 def error_of(main: click.Command, *arguments: object) -> str:
     return error_line(command(*arguments, main=main))
 
@@ -151,7 +255,9 @@ def test_broken_checkpoints_are_refused(tiny_model: Path, tmp_path: Path, case: 
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
-@pytest.mark.parametrize("case", ["a layer missing", "NaN", "gptq", "an end beyond the vocabulary"])
+@pytest.mark.parametrize(
+    "case", ["a layer missing", "NaN", "gptq", "MLX", "an end beyond the vocabulary"]
+)
 def test_training_and_evaluation_refuse_the_same_checkpoints(
     tiny_model: Path, tmp_path: Path, case: str
 ):
@@ -176,6 +282,16 @@ VALID: dict[str, Change] = {
     ),
     "in shards": split_weights(lambda path: None),
     "with code, of a supported family": change_settings(auto_map=CODE),
+    "no quantization": change_settings(quantization_config={}, quantization={}),
+    "null for a quantization": change_settings(quantization_config=None, quantization=None),
+    "null for all of a quantization": change_settings(
+        quantization_config={"quant_method": None, "ignore": []}
+    ),
+    "ModelOpt without a quantization": write_json(
+        "hf_quant_config.json",
+        {"producer": MODELOPT, "quantization": {**NVFP4, **dict.fromkeys(list(NVFP4)[:2])}},
+    ),
+    "in float64": change_tensors(lambda old: {name: each.double() for name, each in old.items()}),
 }
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from checkpoints import LFS_POINTER, write_gguf
 
-from pass_exporter.model import files
 from pass_exporter.model.gguf_reader import read_gguf
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
@@ -88,15 +87,6 @@ def test_an_index_of_missing_files_is_refused(tiny_model: Path, tmp_path: Path):
     path = model / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"a": "part-2.safetensors"}}))
     assert f"{path} names part-2.safetensors, which is not there" in refusal(model)
-
-
-def test_a_tokenizer_model_without_tokenizer_json_needs_sentencepiece(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    model = shutil.copytree(tiny_model, tmp_path / "model")
-    (model / "tokenizer.json").rename(model / "tokenizer.model")
-    monkeypatch.setattr(files, "find_spec", lambda _: None)
-    assert "pip install sentencepiece" in refusal(model)
 
 
 def test_the_suffix_of_a_gguf_file_may_be_in_capitals(tiny_model: Path, tmp_path: Path):

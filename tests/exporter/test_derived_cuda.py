@@ -3,6 +3,7 @@ captured as CUDA graphs."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from cuda_kernels import missing_kernels
 from host_values import copied_values
+from replacing import REPLACEMENTS, copy_bundle
 
 from conftest import VOCAB_SIZE, export_bundle, make_model, randomize_vectors, write_random_weights
 from pass_exporter.cli import main
@@ -29,7 +31,9 @@ from pass_exporter.trunk.graph import OPSET, save
 from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.trunks import Trunks as OpenTrunks
 from pass_runtime.backends.ort.trunks import open_trunk
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
@@ -256,15 +260,23 @@ def test_an_fp16_bundle_has_trunks_for_one_slot_and_for_batches(bundle: Path):
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make sessions for CUDA open on the CPU, and return a list that grows by their files."""
-    files: list[str] = []
+    names: list[str] = []
 
-    def open_on_cpu(path: Path, device: str, *_: object, **__: object) -> ort.InferenceSession:
+    def open_on_cpu(
+        path: Path, device: str, *_: object, exact: bool, files: OpenFiles
+    ) -> ort.InferenceSession:
         assert device == "cuda"
-        files.append(path.name)
-        return open_session(path, "cpu", threads=1)
+        names.append(path.name)
+        return open_session(path, "cpu", threads=1, exact=exact, files=files)
 
     monkeypatch.setattr("pass_runtime.backends.ort.trunks.open_session", open_on_cpu)
-    return files
+    return names
+
+
+def open_trunks(bundle: Path, slots: int) -> OpenTrunks:
+    manifest = read_manifest(bundle)
+    files = OpenFiles.of_graphs(bundle, manifest)
+    return open_trunk(files, manifest, "cuda", slots, threads=1)
 
 
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
@@ -272,7 +284,7 @@ def test_the_trunk_with_the_adapter_is_opened_by_the_first_plan_with_look_ahead_
     bundle: Path, opened: list[str], files: tuple[str, str]
 ):
     (ar,), (fused,) = make_cycle("ar", 0).plans, make_cycle("fused", 2).plans
-    trunks = open_trunk(bundle, read_manifest(bundle), "cuda", slots=BATCHES[files], threads=1)
+    trunks = open_trunks(bundle, slots=BATCHES[files])
     assert trunks.of(ar).file == files[1] and opened == [files[1]]
     assert trunks.of(fused).file == files[0] and opened == [files[1], files[0]]
 
@@ -282,9 +294,7 @@ def test_every_plan_writes_the_text_of_plain_decoding(
     bundle: Path, opened: list[str], temperature: float
 ):
     manifest, prompt = read_manifest(bundle), [5, 6, 7, 8]
-    backend = OrtBackend(
-        bundle, manifest, trunks=open_trunk(bundle, manifest, "cuda", slots=1, threads=1)
-    )
+    backend = OrtBackend(bundle, manifest, trunks=open_trunks(bundle, slots=1))
     with load_verified(bundle, manifest, LoadOptions("cpu"), backend=backend) as session:
         sampling = SamplingParams(temperature, seed=1)
         options = GenerateOptions(40, sampling, plan="ar", ignore_eos=True)
@@ -292,6 +302,23 @@ def test_every_plan_writes_the_text_of_plain_decoding(
         for plan in ("two-pass", "fused"):
             assert_same_text(session, prompt, replace(options, plan=plan), plain)
     assert opened == [*reversed(SINGLE)]
+
+
+@pytest.mark.parametrize("way", REPLACEMENTS)
+@pytest.mark.usefixtures("opened")
+def test_both_trunks_are_of_the_bundle_that_was_opened(bundle: Path, tmp_path: Path, way: str):
+    """The other bundle has other weights alone, so a graph of either takes those of both."""
+    other, copy = tmp_path / "other", copy_bundle(bundle, tmp_path)
+    shutil.copytree(bundle, other)
+    weights = np.fromfile(other / f"{TRUNK_FILE}.data", np.float16)
+    (weights[::-1] / 2).tofile(other / f"{TRUNK_FILE}.data")
+    manifest, prompt = read_manifest(copy), [5, 6, 7, 8]
+    backend = OrtBackend(copy, manifest, trunks=open_trunks(copy, slots=1))
+    with load_verified(copy, manifest, LoadOptions("cpu"), backend=backend) as session:
+        options = GenerateOptions(40, plan="ar", ignore_eos=True)
+        plain = run_tokens(session, prompt, options).token_ids
+        REPLACEMENTS[way](copy, other)
+        assert_same_text(session, prompt, replace(options, plan="fused"), plain)
 
 
 def test_models_with_large_weights_have_no_trunks_without_the_adapter(

@@ -11,6 +11,7 @@ import transformers
 from checkpoints import LFS_POINTER, add_adapter, changed_copy
 from export_process import command
 from fake_hub import fake_hub, hub_that_hangs_up
+from test_checkpoints import QUANTIZED
 
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
@@ -93,6 +94,21 @@ def test_an_adapter_of_the_hub_is_refused(
         reach(address)
         with pytest.raises(PassError, match=f"{REPO} is a PEFT adapter"):
             load_model(resolve(REPO, "v1"), "fp32")
+
+
+@pytest.mark.parametrize("case", ["ModelOpt", "NVFP4's tensors", "MLX"])
+def test_a_quantized_model_of_the_hub_is_refused(
+    tiny_model: Path, tmp_path: Path, reach: Callable[[str], None], case: str
+):
+    change, how = QUANTIZED[case]
+    model = changed_copy(tiny_model, tmp_path / "model", change)
+    with fake_hub(REPO, "v1", model) as (address, requests):
+        reach(address)
+        for _ in range(2):  # first without, then with a copy in the cache
+            with pytest.raises(PassError, match=rf"^tiny is already quantized \({how}\), which is"):
+                load_model(resolve(REPO, "v1"), "fp32")
+        weights = [path for path in requests if path.endswith("model.safetensors")]
+    assert bool(weights) == (case == "NVFP4's tensors")  # others are refused by smaller files
 
 
 def test_a_hub_that_cannot_be_reached_is_tried_once(reach: Callable[[str], None]):

@@ -80,6 +80,14 @@ def test_force_replaces_a_bundle(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [destination]
 
 
+def test_force_replaces_the_bundle_that_a_link_leads_to(tmp_path: Path):
+    bundle, link = make_bundle(tmp_path / "bundle"), tmp_path / "link"
+    link.symlink_to("bundle")
+    write(link, force=True)
+    assert (bundle / "pass_config.json").read_text() == "new"
+    assert link.is_symlink() and {*tmp_path.iterdir()} == {bundle, link}
+
+
 def test_force_replaces_an_empty_directory(tmp_path: Path):
     (tmp_path / "bundle").mkdir()
     write(tmp_path / "bundle", force=True)

@@ -102,6 +102,22 @@ def test_logits_and_text_are_those_of_transformers(exported: tuple[Path, ExportR
         assert_same_text(session, prompt, options, expected)
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_transformers(
+    exported: tuple[Path, ExportReport],
+):
+    """Of a prompt that is read in several pieces, and is longer than sliding windows."""
+    model, report = exported
+    prompt = [2 + (i * 37 + i // 5) % 300 for i in range(150)]
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        rows = torch.log_softmax(base(torch.tensor([prompt])).logits[0].double(), -1)
+    expected = rows[range(149), prompt[1:]].tolist()
+    with load(report.output, "cpu") as session:
+        generation = session.generate(prompt, GenerateOptions(0, prompt_logprobs=0)).result()
+    scored = [each.logprob for each in generation.prompt_logprobs[1:]]
+    assert scored == pytest.approx(expected, rel=1e-5, abs=1e-3)
+
+
 def test_half_of_the_channels_rotate_in_the_partial_model_only(
     exported: tuple[Path, ExportReport], request: pytest.FixtureRequest
 ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import onnxruntime as ort
 from tokenizers import Tokenizer
@@ -15,6 +16,7 @@ from pass_runtime.backends.ort.trunks import Trunks
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.session import Session
 
+T = TypeVar("T")
 MOMENTS = ("prefill", "run_trunk", "run_tail")
 """The methods of a `FaultyBackend` that can have a fuse."""
 
@@ -64,16 +66,17 @@ class FaultyBackend(OrtBackend):
             self._opened[key] = super()._open_trunks(threads, exact), {}
         return self._opened[key][0]
 
-    def _fail_around(self, name: str, work: Callable[[], None]) -> None:
+    def _fail_around(self, name: str, work: Callable[[], T]) -> T:
         fuse = self.fuses.get(name)
         if fuse is not None and not self.late:
             fuse.count()
-        work()
+        result = work()
         if fuse is not None and self.late:
             fuse.count()
+        return result
 
     def prefill(self, *arguments):
-        self._fail_around("prefill", lambda: super(FaultyBackend, self).prefill(*arguments))
+        return self._fail_around("prefill", lambda: super(FaultyBackend, self).prefill(*arguments))
 
     def run_trunk(self, *arguments):
         self._fail_around("run_trunk", lambda: super(FaultyBackend, self).run_trunk(*arguments))

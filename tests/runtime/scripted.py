@@ -50,5 +50,6 @@ class ScriptedBackend(OrtBackend):
                 logits[i, script(length + row.depth + 1)] = CERTAIN
             self.buffers.write_row("logits", slot, logits, np.float32)
 
-    def _run_prefill(self, slot: int, plan: Plan) -> None:
+    def _run_prefill(self, _slot: int, _plan: Plan, *, scored: bool) -> None:
         """There is no cache to fill."""
+        assert not scored

@@ -256,3 +256,58 @@ def test_templates_write_arguments_of_calls_as_the_model_wrote_them(arguments):
     ):
         set_call = "{%- set c = messages[0].tool_calls[0].function -%}"
         assert render(set_call + source, messages) == expected
+
+
+CALLS = [
+    {"id": name, "type": "function", "function": {"name": name, "arguments": {}}} for name in "abc"
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'a' + m.content + 'b' }}", "ab"),
+        ("{{ 'a' ~ m.content | trim }}", "a"),
+        ("{{ m.content.split('</think>')[-1].lstrip('x') }}{{ m.content is string }}", "True"),
+        ("{{ '</think>' in m.content }}{{ m.content | length }}", "False0"),
+        ("{{ 'text' if m.content else 'none' }}", "none"),
+        ("{{ m.content | tojson }}{{ {'content': m.content} | tojson }}", '""{"content": ""}'),
+        ("{{ m.content is none }}{{ m.content is not none }}", "TrueFalse"),
+        ("{{ m.content == none }}{{ m.content != none }}{{ m.content == '' }}", "TrueFalseTrue"),
+        ("{{ m['content'] is defined and m['content'] is not none }}", "False"),
+        ("{% for part in m.content %}a{% endfor %}{{ m.content[:3] }}", ""),
+        ("{{ m.name is none }}{{ m.name is defined }}{{ none is none }}", "FalseFalseTrue"),
+    ],
+)
+@pytest.mark.parametrize("turn", [{"tool_calls": CALLS[:1]}, {"reasoning_content": "So."}])
+def test_a_turn_without_content_has_an_empty_text_that_is_none(source, expected, turn):
+    """Whether the content is null or absent."""
+    for content in ({}, {"content": None}):
+        message = {"role": "assistant"} | content | turn
+        assert render("{% set m = messages[0] %}" + source, [message]) == expected
+
+
+def test_only_a_turn_of_the_model_may_have_no_content():
+    for message in ({"role": "user"}, {"role": "tool", "content": None}):
+        with pytest.raises(PassError, match="refuses these messages"):
+            render("{{ 'a' + messages[0].content }}", [message])
+
+
+ONE_CALL = """
+{%- for m in messages %}
+    {%- if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one only') }}{% endif %}
+    {{- m.role[0] ~ m.content }}{% for call in m.tool_calls or [] %}({{ call.id }}){% endfor %}
+{%- endfor %}"""
+
+
+def test_templates_that_refuse_several_calls_get_them_one_after_another():
+    """Each is followed by its results. Turns of one call, and other messages, stay as they are."""
+    results = [{"role": "tool", "tool_call_id": name, "content": name * 2} for name in "cabb"]
+    turn = {"role": "assistant", "content": "x", "tool_calls": CALLS}
+    again = {"role": "assistant", "content": None, "tool_calls": CALLS[1:2]}
+    messages = [*USER, turn, *results, *USER, again, results[-1]]
+    assert render(ONE_CALL, messages) == "uHiax(a)taaa(b)tbbtbba(c)tccuHia(b)tbb"
+    taken = ONE_CALL.replace("> 1", "> 3")
+    assert render(taken, messages) == "uHiax(a)(b)(c)tcctaatbbtbbuHia(b)tbb"
+    with pytest.raises(PassError, match=r"refuses these messages: never$"):
+        render("{{ raise_exception('never') }}", messages)

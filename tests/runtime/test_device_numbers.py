@@ -90,10 +90,11 @@ def test_a_number_that_does_not_exist_is_refused_with_the_count(two_gpus: Gpu, m
     assert find_device(two_gpus.cuda, 1) is not None and find_device(two_gpus.cuda, 2) is None
 
 
-def test_onnx_runtime_gets_the_number(two_gpus: Gpu, monkeypatch):
+def test_onnx_runtime_gets_the_number(two_gpus: Gpu, tmp_path: Path, monkeypatch):
     """For sessions, for what is bound to them, and for the memory that they work in."""
     session = FakeSession(monkeypatch, 1)
-    open_session(Path("x"), "cuda:1")
+    (tmp_path / "x.onnx").write_bytes(b"")
+    open_session(tmp_path / "x.onnx", "cuda:1")
     assert [settings["device_id"] for settings in session.tried_settings] == ["1", "1"]
     assert set(session.tried_settings[0]) > {"enable_cuda_graph", "use_tf32"}
     memory = open_memory("cuda:1")

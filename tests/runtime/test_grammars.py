@@ -425,7 +425,7 @@ def test_a_schema_without_a_finite_value_is_refused(shared, schema):
     [
         ({"type": "string", "pattern": "(?=x)"}, "look-around"),
         ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"),
-        ({"type": "string", "format": "json"}, "Unknown format: json, at properties.a.format"),
+        ({"type": "string", "format": "regex"}, "Unknown format: regex, at properties.a.format"),
         ({"not": {}}, '"not"], at properties.a.not'),
         ({"type": "nope"}, "Invalid type: nope"),
     ],

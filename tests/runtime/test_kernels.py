@@ -13,6 +13,7 @@ from manifests import linked, real_document, refusal, write_manifest
 from pass_runtime import GenerateOptions, Session, load
 from pass_runtime.backends.ort.kernels import LIBRARY, find_kernels, kernels_name, library
 from pass_runtime.backends.ort.trunks import open_trunk
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.read import read_manifest
 
 VARIANTS = ("avx512-vnni", "avx-vnni", "avx2", "plain")
@@ -115,7 +116,9 @@ def test_a_bundle_for_the_cpu_alone_needs_the_kernels(cpu_bundle: Path, monkeypa
 
 
 def test_a_bundle_for_the_cpu_alone_runs_on_no_gpu(cpu_bundle: Path):
-    message = refusal(open_trunk, cpu_bundle, read_manifest(cpu_bundle), "cuda", 1, 1)
+    manifest = read_manifest(cpu_bundle)
+    files = OpenFiles.of_graphs(cpu_bundle, manifest)
+    message = refusal(open_trunk, files, manifest, "cuda", 1, 1)
     assert str(cpu_bundle) in message and "--target any" in message
 
 

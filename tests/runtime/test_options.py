@@ -38,6 +38,7 @@ WRONG_VALUES = {
     GenerateOptions: {
         "max_new_tokens": [0, 2.5, True, np.float32(3), "3", None],
         "logprobs": [-1, 21, 1.5, True],
+        "prompt_logprobs": [-1, 21, 1.5, True],
         "lookahead": [1.0],
         "plan": [3],
         "draft": [["ngram"]],
@@ -49,8 +50,8 @@ WRONG_VALUES = {
     },
     SamplingParams: {
         "temperature": [-0.1, NAN, INFINITY, 10**400, "0.8", True],
-        "top_k": [-1, 1025, 5.0],
-        "top_p": [0.0, 1.01, NAN, 1j],
+        "top_k": [-2, 1025, 5.0],
+        "top_p": [-0.01, 1.01, NAN, 1j],
         "min_p": [-0.01, 1.01, NAN, [0.1]],
         "seed": [-1, 2**64, 1.5, True],
     },
@@ -205,3 +206,51 @@ def test_min_p_keeps_likely_tokens_only(model_session):
         # The reported log-probabilities are those before temperature 1.5.
         max_distances.append(max((each.top[0][1] - each.logprob) / 1.5 for each in logprobs))
     assert max_distances[0] <= -np.log(0.1) < max_distances[1]
+
+
+PLANS = ("ar", "two-pass", "fused")
+
+
+@pytest.mark.parametrize("top_p", [0, 0.0, 1e-300, 2.0**-127])
+@pytest.mark.parametrize(
+    "more", [{}, {"top_k": 7}, {"min_p": 0.5}, {"presence_penalty": 1.0}], ids=str
+)
+def test_top_p_0_takes_the_likeliest_token(model_session, top_p, more):
+    """As temperature 0 does, also beside requests that draw tokens. 1e-300 is 0 in float32."""
+    greedy = {name: value for name, value in more.items() if name == "presence_penalty"}
+    expected = {
+        plan: model_session.generate_ids(
+            [5, 6], GenerateOptions(20, SamplingParams(**greedy), plan=plan, ignore_eos=True)
+        ).result()
+        for plan in PLANS
+    }
+    for plan in PLANS:
+        sampling = SamplingParams(1.3, top_p=top_p, **more)
+        options = GenerateOptions(20, sampling, plan=plan, ignore_eos=True)
+        generation = model_session.generate_ids([5, 6], options).result()
+        assert generation.token_ids == expected[plan].token_ids
+        assert generation.seed == 0
+
+
+def test_top_p_0_beside_requests_that_draw(tiny_bundle):
+    requests = [
+        GenerateOptions(20, SamplingParams(1.3, 20, 0.9, seed=1, min_p=0.01), ignore_eos=True),
+        GenerateOptions(20, SamplingParams(1.3, 20, 0.0, min_p=0.01), ignore_eos=True),
+    ]
+    with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        alone = [session.generate_ids([5, 6], each).result().token_ids for each in requests]
+        together = [session.generate_ids([5, 6], each) for each in requests]
+        assert [each.result().token_ids for each in together] == alone
+        greedy = session.generate_ids([5, 6], GenerateOptions(20, ignore_eos=True)).result()
+        assert alone[1] == greedy.token_ids != alone[0]
+
+
+def test_top_k_minus_1_is_off():
+    assert SamplingParams(1.0, -1) == SamplingParams(1.0)
+    assert SamplingParams(1.0, -1).sampler == "sample"
+
+
+def test_a_request_that_changes_top_p_0_draws_again():
+    """As a line of pass-run batch that overrides a flag."""
+    options = GenerateOptions(sampling=SamplingParams(0.8, top_p=0)).with_fields(top_p=0.5)
+    assert options.sampling == SamplingParams(0.8, top_p=0.5)

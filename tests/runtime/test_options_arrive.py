@@ -45,6 +45,7 @@ GENERATE_VALUES = {
     "reuse_prefix": True,
     "cache_salt": "s",
     "logprobs": 2,
+    "prompt_logprobs": 2,
     "constraint": Constraint(regex="a+"),
     "min_tokens": 2,
     "bad_words": ("a",),

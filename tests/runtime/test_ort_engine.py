@@ -32,7 +32,7 @@ class FakeSession:
         monkeypatch.setattr(ort, "preload_dlls", lambda: None)
 
     def __call__(
-        self, _path: Path, _options: ort.SessionOptions, providers: list, **_keywords: int
+        self, _graph: bytes, _options: ort.SessionOptions, providers: list, **_keywords: int
     ) -> FakeSession:
         self.tried_settings.append(providers[0][1])
         if len(self.tried_settings) <= self._refusals:
@@ -43,11 +43,19 @@ class FakeSession:
         return [self._provider]
 
 
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    (tmp_path / "x.onnx").write_bytes(b"")
+    return tmp_path / "x.onnx"
+
+
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_a_graph_that_cannot_be_captured_runs_uncaptured(monkeypatch, caplog, refusals: int):
+def test_a_graph_that_cannot_be_captured_runs_uncaptured(
+    graph: Path, monkeypatch, caplog, refusals: int
+):
     """ONNX Runtime's first error is the reason, which is logged and kept."""
     session = FakeSession(monkeypatch, refusals)
-    assert open_session(Path("x"), "cuda") is session
+    assert open_session(graph, "cuda") is session
     reason = "cannot use the graph capture feature" if refusals else None
     assert session.not_captured == reason
     assert [line.split(": ")[1] for line in caplog.messages] == [reason] * refusals
@@ -72,23 +80,25 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
         assert session.backend.uncaptured == {file: f"no capture of {file}" for file in files}
 
 
-def test_a_file_that_cannot_be_loaded_is_an_error_of_one_line(monkeypatch):
+def test_a_file_that_cannot_be_loaded_is_an_error_of_one_line(graph: Path, monkeypatch):
     FakeSession(monkeypatch, 2)
-    with pytest.raises(PassError, match=r"cannot load x: cannot use the graph capture feature$"):
-        open_session(Path("x"), "cuda")
+    with pytest.raises(
+        PassError, match=r"cannot load .*x.onnx: cannot use the graph capture feature$"
+    ):
+        open_session(graph, "cuda")
 
 
-def test_too_little_memory_has_an_error_of_its_own(monkeypatch):
+def test_too_little_memory_has_an_error_of_its_own(graph: Path, monkeypatch):
     def create(*_: object) -> None:
         raise RuntimeError("Exception during initialization: std::bad_alloc")
 
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
-    message = r"^too little memory to load x: end other programs, or export .* int8 or int4$"
+    message = r"^too little memory to load .*x.onnx: end other programs, or export .* int8 or int4$"
     with pytest.raises(PassError, match=message):
-        open_session(Path("x"), "cpu")
+        open_session(graph, "cpu")
 
 
-def test_an_error_of_cuda_opens_no_session_on_the_cpu(monkeypatch, capsys):
+def test_an_error_of_cuda_opens_no_session_on_the_cpu(graph: Path, monkeypatch, capsys):
     """By default InferenceSession prints such an error and opens the file on the CPU."""
     opened = []
 
@@ -100,17 +110,17 @@ def test_an_error_of_cuda_opens_no_session_on_the_cpu(monkeypatch, capsys):
     monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", create)
     fallback = ["CPUExecutionProvider"]
     monkeypatch.setattr(ort.InferenceSession, "_fallback_providers", fallback, raising=False)
-    message = r"cannot load x: CUDA failure 35: driver version is insufficient$"
+    message = r"cannot load .*x.onnx: CUDA failure 35: driver version is insufficient$"
     with pytest.raises(PassError, match=message):
-        open_session(Path("x"), "cuda")
+        open_session(graph, "cuda")
     assert opened == ["CUDAExecutionProvider"] * len(PROVIDER_OPTIONS["cuda"])
     assert capsys.readouterr().out == ""
 
 
-def test_a_gpu_that_does_not_start_is_an_error(monkeypatch):
+def test_a_gpu_that_does_not_start_is_an_error(graph: Path, monkeypatch):
     FakeSession(monkeypatch, 0, "CPUExecutionProvider")
     with pytest.raises(PassError, match=r"could not start CUDAExecutionProvider"):
-        open_session(Path("x"), "cuda")
+        open_session(graph, "cuda")
 
 
 @pytest.mark.slow

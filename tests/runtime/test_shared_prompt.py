@@ -29,9 +29,9 @@ def watched_session(bundle, slots: int):
     session = load(bundle, "cpu", threads=1, max_batch_size=slots)
     chunk_lengths, prefill = [], session.backend.prefill
 
-    def recorded(slot, length, tokens, width):
+    def recorded(slot, length, tokens, *more):
         chunk_lengths.append(len(tokens))
-        prefill(slot, length, tokens, width)
+        return prefill(slot, length, tokens, *more)
 
     session.backend.prefill = recorded  # type: ignore[method-assign]
     return session, chunk_lengths

@@ -101,6 +101,20 @@ def test_trees_write_what_the_cpu_writes(subset_bundle: Path, tmp_path: Path, mo
     assert compared == "ar draft-4 verify-4 fused-4 tree-3 tree-5 tree-8 tree-16"
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_the_cpu(session: Session, engine_bundle: Path):
+    """From the windows that verify drafts, and the narrowest."""
+    options = GenerateOptions(3, plan="ar", prompt_logprobs=2, ignore_eos=True)
+    expected = cpu_session(engine_bundle).generate(PROMPT, options).result()
+    for _ in range(2):  # the second time from captured graphs
+        generation = session.generate(PROMPT, options).result()
+        assert generation.token_ids == expected.token_ids
+        values, at_cpu = generation.prompt_logprobs, expected.prompt_logprobs
+        assert len(values) == len(PROMPT) and values[0] is None
+        for value, there in zip(values[1:], at_cpu[1:], strict=True):
+            assert value.logprob == pytest.approx(there.logprob, abs=1e-3)
+            assert dict(value.top) == pytest.approx(dict(there.top), abs=1e-3)
+
+
 def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
     run_prompt(session, plan="two-pass")
     captures, launches, mallocs = gpu.cuda.captures, gpu.cuda.launches, gpu.cuda.mallocs

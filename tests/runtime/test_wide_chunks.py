@@ -88,9 +88,9 @@ def test_engines_read_wide_chunks(bundle: Path, monkeypatch):
     widths: list[int] = []
     prefill = TrtBackend.prefill
 
-    def recorded(backend: TrtBackend, slot: int, length: int, ids: list[int], width: int) -> None:
-        widths.append(width)
-        prefill(backend, slot, length, ids, width)
+    def recorded(backend: TrtBackend, slot: int, length: int, ids: list[int], *more) -> None:
+        widths.append(more[0])
+        prefill(backend, slot, length, ids, *more)
 
     monkeypatch.setattr(TrtBackend, "prefill", recorded)
     gpu = Gpu(bundle, monkeypatch)

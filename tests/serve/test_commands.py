@@ -94,7 +94,8 @@ def test_a_missing_package_of_the_extra_serve_is_named(random_bundle, missing):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == f"error: {missing} is not installed: pip install 'pass-toolkit[serve]'\n"
+    command = "pip install 'pass-toolkit[serve]'"
+    assert done.stderr == f"error: {missing} is not installed; run: {command}\n"
 
 
 @pytest.mark.slow

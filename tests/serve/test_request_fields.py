@@ -11,13 +11,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pass_runtime
 from pass_runtime import REQUEST_FIELDS, GenerateOptions, LoadOptions, PassError, SamplingParams
 from pass_runtime.bundle.request_fields import DECODING_FIELDS, SAMPLING_FIELDS
 from pass_runtime.bundle.values import COMPARISONS
+from pass_runtime.cli.flags import generate_options
+from pass_runtime.cli.main import main
+from pass_runtime.cli.request_line import parse_request
+from pass_server.api_error import ApiError
+from pass_server.parsed_request import _options
+from pass_server.responses_chat import ChatConversion
+from pass_server.responses_fields import ResponsesRequest
+from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ListenOptions, ServeOptions
+from pass_server.triton.tensors import read_request
 
 RUNTIME = Path(pass_runtime.__file__).parents[1]
 
@@ -56,6 +66,70 @@ def test_bounds_are_checked(field):
                 with pytest.raises(PassError, match=f"^{field.label} must be "):
                     field.checked(value)
     assert bool(field.allowed) == bool(field.bounds)
+
+
+BOUNDED = [field for field in SAMPLING_FIELDS if field.bounds]
+COMMAND = main.commands["generate"]
+
+
+def by_python(name: str, value: Any) -> SamplingParams:
+    return SamplingParams(**{name: {5: value} if name == "logit_bias" else value})
+
+
+def by_flag(name: str, value: Any) -> SamplingParams:
+    flag = "--" + name.replace("_", "-")
+    line = ["bundle", flag, f"5={value}" if name == "logit_bias" else str(value)]
+    return generate_options(COMMAND.make_context("generate", line).params).sampling
+
+
+def by_line(name: str, value: Any) -> SamplingParams:
+    line = {"prompt": "a", name: {"5": value} if name == "logit_bias" else value}
+    return parse_request(line).options(GenerateOptions(), 1).sampling
+
+
+def by_http(name: str, value: Any) -> SamplingParams:
+    fields = {"model": "m", name: {"5": value} if name == "logit_bias" else value}
+    chat = ChatRequest.model_validate(fields | {"messages": [{"role": "user", "content": "a"}]})
+    responses = ChatConversion(ResponsesRequest.model_validate(fields | {"input": "a"})).chat
+    completion = CompletionRequest.model_validate(fields | {"prompt": "a"})
+    made = [_options(request, None, "").sampling for request in (chat, responses, completion)]
+    assert made[0] == made[1] == made[2]
+    return made[0]
+
+
+def by_triton(name: str, value: Any) -> SamplingParams:
+    tensors = {"text_input": np.array([b"a"], object)}
+    fields = {name: {"5": value} if name == "logit_bias" else value}
+    return _options(read_request("m", tensors, json.dumps(fields))[0], None, "").sampling
+
+
+@pytest.mark.parametrize("door", [by_python, by_flag, by_line, by_http, by_triton])
+@pytest.mark.parametrize("field", BOUNDED, ids=lambda field: field.name)
+def test_every_door_has_the_bounds_of_the_table(field, door):
+    """But for the HTTP API's own bounds of temperature and seed, which the table has, too."""
+    bounds = field.bounds
+    if door in (by_http, by_triton):
+        bounds = {k: v for k, v in (field.http_schema or bounds).items() if k in COMPARISONS}
+    for name, bound in bounds.items():
+        beyond: Any = bound - 1 if name in ("ge", "gt") else bound + 1
+        for number in (beyond, bound):
+            if number == float("inf"):
+                continue
+            if not COMPARISONS[name](number, bound):
+                with pytest.raises((PassError, ApiError, ValueError)):
+                    door(field.name, number)
+                continue
+            taken = getattr(door(field.name, number), field.name)
+            assert field.name == "seed" or taken == getattr(
+                by_python(field.name, number), field.name
+            )
+
+
+def test_top_k_minus_1_and_top_p_0_are_taken_by_every_door():
+    for door in (by_python, by_flag, by_line, by_http, by_triton):
+        assert door("top_k", -1).top_k == 0
+        assert door("top_p", 0).sampler == "greedy"
+        assert door("top_p", 0).resolved().temperature == 0
 
 
 NEW_ROW = """    RequestField(

@@ -214,7 +214,7 @@ WRONG = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 100000}, "max_output_tokens"),
     ({"temperature": 3}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"metadata": {"a": 1}}, "metadata.a"),
     ({"n": 2}, "n"),
     ({"max_tokens": 2}, "max_tokens"),

@@ -219,8 +219,7 @@ def test_the_items_of_one_output_become_one_message(thinking):
     assert [call["function"]["name"] for call in turn["tool_calls"]] == ["weather"]
     assert (result["role"], result["content"]) == ("tool", "21 degrees")
     recite(thinking, "</think>It is warm.", input=[*QUESTION, thoughts])
-    turn = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    assert thinking.messages[1] == turn
+    assert thinking.messages[1] == {"role": "assistant", "reasoning_content": "hm"}
     recite(thinking, "</think>It is warm.", input=[text, thoughts, text, call])
     before, after = thinking.messages  # thoughts after a text begin another message
     assert before == {"role": "assistant", "content": "Let me see."}

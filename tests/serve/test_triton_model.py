@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from fake_triton import Metric, Request, model_of, wait_until
+from replacing import copy_bundle, write_into
 
 from pass_runtime import GenerateOptions, LoadOptions, load
 from pass_runtime.backends.base import Backend
@@ -91,6 +92,24 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(
         cancelled.wait_until_ended()
         assert cancelled.error.code == "CANCELLED"
         assert not model._senders
+
+
+def test_a_model_whose_bundle_was_written_is_not_ready_and_asks_to_be_loaded_again(
+    random_bundle, tmp_path
+):
+    """Triton loads a model again if a file beside it has changed, such as 1/crashes.log."""
+    bundle, crashes = copy_bundle(random_bundle, tmp_path), tmp_path / "model" / "1" / "crashes.log"
+    with model_of(bundle, tmp_path / "model") as model:
+        assert model.is_ready() and not crashes.exists()
+        write_into(bundle / "trunk.onnx.data")
+        assert not model.is_ready()
+        refused = request(5)
+        model.execute([refused])
+        refused.wait_until_ended()
+        assert refused.error.code == "UNAVAILABLE"
+        assert refused.error.message.startswith("the bundle has changed")
+        wait_until(crashes.exists)
+    assert len(crashes.read_text().splitlines()) == 1
 
 
 def test_n_may_be_the_float_1(random_bundle, tmp_path):

@@ -112,6 +112,55 @@ def test_thoughts_that_are_cut_off_are_no_content(thinking):
     assert "hm hm".startswith(choice.message.model_extra["reasoning_content"])
 
 
+THOUGHTS = {
+    "and text": ("hm hm</think>\n\nIt is warm.", 200, "hm hm</think>"),
+    "and a call": (f"hm hm</think>\n{HERMES_CALL}", 200, "hm hm</think>"),
+    "that are cut off": ("hm hm hm hm", 4, "hm hm hm hm"),
+    "that may end": ("hm <", 200, "hm <"),
+    "none": ("</think>\n\nIt is warm.", 200, ""),
+}
+"""What a model writes, after how many tokens it is cut off, and the part before its answer."""
+
+
+@pytest.mark.parametrize(("text", "limit", "thoughts"), THOUGHTS.values(), ids=THOUGHTS)
+def test_usage_counts_the_tokens_of_thoughts(thinking, text, limit, thoughts):
+    """In a whole answer, in a stream, for all choices together, and in responses."""
+    thinking.text, name = text, thinking.session.manifest.model.name
+    body = {"model": name, "messages": QUESTION, "tools": TOOLS, "max_tokens": limit, "seed": 1}
+    url = "/v1/chat/completions"
+    usage = thinking.http.post(url, json=body).json()["usage"]
+    count = usage["completion_tokens_details"]["reasoning_tokens"]
+    before = len(thinking.session.tokenizer.encode(thoughts, add_special_tokens=False).ids)
+    if usage["completion_tokens"] == limit:
+        assert count == limit
+    else:
+        assert before <= count <= before + 3 * bool(thoughts)  # the rest: an end, or white space
+        assert bool(count) == bool(thoughts)
+
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    lines = thinking.http.post(url, json=body | streaming).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
+    both = thinking.http.post(url, json=body | {"n": 2}).json()["usage"]
+    assert both["completion_tokens_details"] == {"reasoning_tokens": 2 * count}
+    assert both["completion_tokens"] == 2 * usage["completion_tokens"]
+    functions = [{"type": "function"} | tool["function"] for tool in TOOLS]
+    fields = {"model": name, "input": QUESTION, "tools": functions, "max_output_tokens": limit}
+    answer = thinking.http.post("/v1/responses", json=fields).json()["usage"]
+    assert answer["output_tokens_details"] == {"reasoning_tokens": count}
+
+
+def test_usage_without_thoughts_counts_none(hermes):
+    """In completions, and in chats of a model that has no thoughts."""
+    hermes.text, name = "It is warm.", hermes.session.manifest.model.name
+    for path, prompt in (("completions", {"prompt": "a"}), ("chat/completions", {})):
+        body = {"model": name, "messages": QUESTION, "max_tokens": 5}
+        if prompt:
+            body = {"model": name, "max_tokens": 5} | prompt
+        usage = hermes.http.post(f"/v1/{path}", json=body).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
 @pytest.mark.slow
 def test_thinking_can_be_turned_off(thinking):
     off = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -122,17 +171,6 @@ def test_thinking_can_be_turned_off(thinking):
         with pytest.raises(openai.BadRequestError) as caught:
             thinking.ask("a", extra_body={"chat_template_kwargs": kwargs})
         assert caught.value.param == "chat_template_kwargs"
-
-
-def test_a_turn_of_calls_has_no_content(hermes):
-    """If the turn is sent back, the template gets a message without the field `content`, as with
-    Hugging Face, rather than a null."""
-    called, _ = hermes.ask(HERMES_CALL, tools=TOOLS)
-    assert called.message.content is None
-    (call,) = called.message.tool_calls
-    result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
-    hermes.ask("It is warm.", messages=[*QUESTION, called.message, result], tools=TOOLS)
-    assert "content" not in hermes.messages[1]
 
 
 @pytest.mark.parametrize("thoughts", ["hm { ", ""])

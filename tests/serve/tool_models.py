@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from pass_runtime.bundle.integrity import file_info
@@ -52,20 +53,22 @@ SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]")
 """Texts that are one token each in the tokenizers of these families. SPECIAL are special tokens."""
 
 
-def with_template(bundle: Path, output: Path, template: str) -> Path:
-    """Copy a tiny bundle with another chat template. PLAIN and SPECIAL replace the last tokens of
+def with_template(
+    bundle: Path, output: Path, template: str, special: Sequence[str] = SPECIAL
+) -> Path:
+    """Copy a tiny bundle with another chat template. PLAIN and `special` replace the last tokens of
     its vocabulary. Return the copy."""
     shutil.copytree(bundle, output)
     (output / "chat_template.jinja").write_text(template, encoding="utf-8")
     path = output / "tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    model, added = tokenizer["model"], (*PLAIN, *SPECIAL)
+    model, added = tokenizer["model"], (*PLAIN, *special)
     first = len(model["vocab"]) - len(added)
     model["merges"] = model["merges"][: -len(added)]
     model["vocab"] = {text: number for text, number in model["vocab"].items() if number < first}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer["added_tokens"] += [
-        {"id": first + i, "content": text, "special": text in SPECIAL, **flags}
+        {"id": first + i, "content": text, "special": text in special, **flags}
         for i, text in enumerate(added)
     ]
     path.write_text(json.dumps(tokenizer), encoding="utf-8")

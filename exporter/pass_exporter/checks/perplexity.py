@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_runtime.backends.ort.trunks import open_trunk
 from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import prefill_plan
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS, PAST, cache_names
 from pass_runtime.errors import PassError
@@ -91,7 +92,8 @@ def score_tokens(
 
 def trunk_logits(bundle: Path, manifest: Manifest) -> Logits:
     """Return a function that computes the trunk's logits of a chunk of CHUNK_TOKENS tokens."""
-    session = open_trunk(bundle, manifest, "cpu", slots=1, threads=0).plain
+    files = OpenFiles.of_graphs(bundle, manifest)
+    session = open_trunk(files, manifest, "cpu", slots=1, threads=0).plain
     plan, model = prefill_plan(CHUNK_TOKENS), manifest.model
     input_names = {value.name for value in session.get_inputs()}
     cache = np.zeros((1, model.kv_heads, CHUNK_TOKENS, model.head_dim), model.dtype)

@@ -13,26 +13,12 @@ from typing import Any
 import gguf
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_runtime.errors import PassError
 
 MAX_NAMED_TENSORS = 3
 """The largest number of tensors that a message names. It gives only the number of the others."""
-
-
-def check_not_quantized(name: str, config: PretrainedConfig) -> None:
-    """Raise PassError if the checkpoint is quantized (by GPTQ, AWQ, bitsandbytes or the like): the
-    exporter cannot read its weights. name: that of the model, for the message."""
-    quantization = getattr(config, "quantization_config", None)
-    if quantization:
-        settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
-        method = settings.get("quant_method") or "its config.json has a quantization_config"
-        method = getattr(method, "value", method)  # It may be a member of an enum.
-        raise PassError(
-            f"{name} is already quantized ({method}), which is not supported: export the "
-            "unquantized model, and pass --weights int4"
-        )
 
 
 def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:

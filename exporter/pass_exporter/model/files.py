@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 from pass_runtime.errors import PassError
 
+QUANTIZATION_FILES = {
+    "hf_quant_config.json": "ModelOpt",
+    "quantize_config.json": "GPTQ",
+    "quant_config.json": "AWQ",
+    "quanto_qmap.json": "quanto",
+}
+"""Files that say how a checkpoint is quantized, and the method or tool that they belong to."""
 JSON_FILES = (
+    *QUANTIZATION_FILES,
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -50,16 +57,6 @@ def check_files(directory: Path, *, is_complete: bool = True) -> None:
     for pattern in WEIGHTS:
         for path in sorted(directory.glob(pattern)):
             check_file(path)
-    has_json = any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json"))
-    if (
-        (directory / "tokenizer.model").is_file()
-        and not has_json
-        and find_spec("sentencepiece") is None
-    ):
-        raise PassError(
-            f"{directory} has its tokenizer as tokenizer.model alone, which sentencepiece reads: "
-            "pip install sentencepiece, or put the model's tokenizer.json beside it"
-        )
 
 
 def check_file(path: Path) -> None:

@@ -28,7 +28,6 @@ from pass_exporter.config import Dtype
 from pass_exporter.model.checkpoint import (
     check_complete,
     check_finite,
-    check_not_quantized,
     check_tokens,
     damaged_file,
     unknown_gguf_tensors,
@@ -39,6 +38,7 @@ from pass_exporter.model.gguf_config import check_settings, gguf_settings
 from pass_exporter.model.gguf_reader import read_gguf
 from pass_exporter.model.gguf_tokenizer import fix_gguf_tokenizer
 from pass_exporter.model.hub import check_cached_files, hub_arguments
+from pass_exporter.model.quantized import check_not_quantized, check_tensors_not_quantized
 from pass_exporter.model.registry import NO_REMOTE_CODE, ModelSource
 from pass_runtime.errors import PassError
 
@@ -87,8 +87,10 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
         config = AutoConfig.from_pretrained(location, **kwargs)
         config = type(config).from_dict(config.to_dict() | settings) if settings else config
         sizes = geometry(config)
+        path_of = functools.partial(_path_of, location, kwargs)
         if not source.is_gguf:
-            check_not_quantized(source.name, config)
+            check_not_quantized(source.name, config, path_of)
+            check_tensors_not_quantized(source.name, path_of)
         tokenizer = _load_tokenizer(source, location, kwargs, sizes.vocab_size)
         model, report = AutoModelForCausalLM.from_pretrained(
             location,
@@ -104,6 +106,7 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
         # transformers ignores a generation_config.json that it cannot read.
         if isinstance(source.location, str):
             check_cached_files(source.location, source.revision)
+            check_tensors_not_quantized(source.name, path_of)  # They may have come only by now.
         if source.is_gguf:
             report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)
             check_settings(source.name, settings, model.config)
@@ -186,13 +189,19 @@ def _stored_id_count(source: ModelSource, location: str, kwargs: dict[str, Any])
     """Return how many token ids the tokenizer's file has; None if there is no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
-    arguments = {name: kwargs[name] for name in ("revision", "local_files_only") if name in kwargs}
-    path = cached_file(
-        location, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **arguments
-    )
+    path = _path_of(location, kwargs, "tokenizer.json")
     if path is None:
         return None
     return 1 + max(Tokenizer.from_file(path).get_vocab().values(), default=-1)
+
+
+def _path_of(location: str, kwargs: dict[str, Any], name: str) -> str | None:
+    """Return the path of a file of a directory, or of a model of the hub; None if it has none."""
+    arguments = {key: kwargs[key] for key in ("revision", "local_files_only") if key in kwargs}
+    path: str | None = cached_file(
+        location, name, _raise_exceptions_for_missing_entries=False, **arguments
+    )
+    return path
 
 
 def _remove_added_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> dict[str, int]:

@@ -122,7 +122,7 @@ std::vector<Contender> contenders_of(const Session& session, const BenchFlags& f
     if (lookaheads.empty()) lookaheads = {session.bundle().lookahead()};
     GenerateOptions options;
     options.max_new_tokens = flags.max_new_tokens;
-    options.sampling = flags.sampling.params().seeded();  // the same seed for all
+    options.sampling = flags.sampling.params().resolved();  // the same seed for all
     options.ignore_eos = true;
     std::vector<Contender> result;
     const auto add = [&](int batch) {

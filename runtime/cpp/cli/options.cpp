@@ -58,8 +58,9 @@ Session EngineFlags::open(int slots) const {
 void SamplingFlags::add_to(CLI::App& command) {
     command.add_option("--temperature", sampling.temperature, "0 is greedy.")
         ->capture_default_str();
-    command.add_option("--top-k", sampling.top_k, "0 is off; at most 1024.")->capture_default_str();
-    command.add_option("--top-p", sampling.top_p, "1 is off.")->capture_default_str();
+    command.add_option("--top-k", sampling.top_k, "0 and -1 are off; at most 1024.")
+        ->capture_default_str();
+    command.add_option("--top-p", sampling.top_p, "1 is off, 0 is greedy.")->capture_default_str();
     command.add_option("--min-p", sampling.min_p, "0 is off.")->capture_default_str();
     command
         .add_option("--seed", seed,

@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -74,13 +73,13 @@ class FakeOrt {
         return real_.CreateStatus(ORT_FAIL, message.c_str());
     }
 
-    OrtStatus* open(const OrtEnv* environment, const ORTCHAR_T* path,
+    OrtStatus* open(const OrtEnv* environment, const void* model, std::size_t size,
                     const OrtSessionOptions* options, OrtSession** session) {
         const bool capturing = capturing_.erase(options) == 1;
         if (capturing && !captures) return failure("a node is on the CPU");
-        OrtStatus* status = real_.CreateSession(environment, path, options, session);
-        if (status == nullptr && capturing)
-            files_[*session] = std::filesystem::path(path).filename().string();
+        OrtStatus* status =
+            real_.CreateSessionFromArray(environment, model, size, options, session);
+        if (status == nullptr && capturing) files_[*session] = names_.at(options);
         return status;
     }
 
@@ -152,10 +151,14 @@ class FakeOrt {
             if (*reinterpret_cast<const bool*>(options)) living_->capturing_.insert(session);
             return nullptr;
         };
-        table_.CreateSession = [](const OrtEnv* environment, const ORTCHAR_T* path,
-                                  const OrtSessionOptions* options,
-                                  OrtSession** session) noexcept -> OrtStatus* {
-            return living_->open(environment, path, options, session);
+        table_.SetSessionLogId = [](OrtSessionOptions* options, const char* name) noexcept {
+            living_->names_[options] = name;
+            return living_->real_.SetSessionLogId(options, name);
+        };
+        table_.CreateSessionFromArray = [](const OrtEnv* environment, const void* model,
+                                           std::size_t size, const OrtSessionOptions* options,
+                                           OrtSession** session) noexcept -> OrtStatus* {
+            return living_->open(environment, model, size, options, session);
         };
         table_.CreateMemoryInfo = [](const char* name, OrtAllocatorType type, int, OrtMemType kind,
                                      OrtMemoryInfo** made) noexcept -> OrtStatus* {
@@ -179,6 +182,7 @@ class FakeOrt {
     const OrtApi& real_;
     OrtApi table_;
     std::set<const OrtSessionOptions*> capturing_;    // options with `enable_cuda_graph`
+    std::map<const OrtSessionOptions*, std::string> names_;  // of the graphs' files
     std::map<const OrtRunOptions*, int> numbers_;     // of graphs (`gpu_graph_id`)
     std::map<const OrtSession*, std::string> files_;  // of sessions that capture
 };

@@ -191,8 +191,8 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
         : cuda_(cuda),
           counts_(counts),
           description_(std::move(description)),
-          graph_(library, choose_device(*library, "cpu"), description_["onnx"].get<std::string>(),
-                 1, nullptr) {}
+          files_(with_data(description_["onnx"].get<std::string>())),
+          graph_(library, choose_device(*library, "cpu"), files_, file_of(description_), 1) {}
 
     std::int64_t scratch_size() const override { return 4096; }
     int profiles() const override { return static_cast<int>(description_["profiles"].size()); }
@@ -217,9 +217,21 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
     }
 
    private:
+    static std::string file_of(const nlohmann::json& description) {
+        return std::filesystem::path(description["onnx"].get<std::string>()).filename().string();
+    }
+    // A graph, and the data beside it.
+    static OpenFiles with_data(const std::filesystem::path& graph) {
+        std::set<std::string> names{graph.filename().string()};
+        for (const auto& file : std::filesystem::directory_iterator(graph.parent_path()))
+            if (file.path().extension() == ".data") names.insert(file.path().filename().string());
+        return {graph.parent_path(), names};
+    }
+
     FakeCuda& cuda_;
     FakeTrtCounts& counts_;
     nlohmann::json description_;
+    OpenFiles files_;
     OrtGraph graph_;
 };
 

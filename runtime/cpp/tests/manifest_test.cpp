@@ -112,6 +112,25 @@ TEST_CASE("SHA-256 of text and of a file") {
     CHECK_THROWS_AS(pass::sha256_of_file(path), pass::Error);
 }
 
+TEST_CASE("a bundle whose files were replaced while it was opened is refused") {
+    namespace fs = std::filesystem;
+    const fs::path bundle = fs::temp_directory_path() / "pass-replaced-test";
+    fs::create_directory(bundle);
+    for (const char* name : {"pass_config.json", "a.data"}) std::ofstream(bundle / name);
+    pass::Manifest manifest;
+    manifest.files.emplace_back("a.data", pass::FileInfo{});
+    for (const char* name : {"a.data", "pass_config.json"}) {
+        const auto before = pass::identities(bundle);
+        std::ofstream(bundle / "other") << "not of the bundle";
+        CHECK_NOTHROW(pass::check_unchanged(bundle, manifest, before));
+        fs::rename(bundle / name, bundle / "moved");
+        CHECK_THROWS_AS(pass::check_unchanged(bundle, manifest, before), pass::Error);
+        std::ofstream(bundle / name);
+        CHECK_THROWS_AS(pass::check_unchanged(bundle, manifest, before), pass::Error);
+    }
+    fs::remove_all(bundle);
+}
+
 TEST_CASE("a file that is not UTF-8 is refused") {
     const auto path = (std::filesystem::temp_directory_path() / "pass-text-test").string();
     const auto reason = [&](const std::string& bytes) -> std::string {
@@ -135,15 +154,6 @@ TEST_CASE("outputs feed the inputs of the next pass") {
     CHECK(pass::fed_input("next_draft_probs") == "draft_probs");
     CHECK(pass::fed_input("present_key.0") == "past_key.0");
     CHECK_FALSE(pass::fed_input("logits"));
-}
-
-TEST_CASE("the sizes of a draft head that no file could hold do not overflow") {
-    pass::ModelInfo model;
-    model.vocab_size = model.hidden_size = std::int64_t{1} << 53;
-    const std::int64_t large = std::int64_t{1} << 53;
-    CHECK(pass::head_arrays(model, {large, large}).back().bytes > large);
-    model.vocab_size = 10;
-    CHECK(pass::head_arrays(model, {3, 4})[1].offset == 64);
 }
 
 namespace {

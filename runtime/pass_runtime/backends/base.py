@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
 from pass_runtime.bundle.manifest import Graph, Manifest
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import (
     MAX_LOOKAHEAD,
     MODES,
@@ -33,10 +35,12 @@ from pass_runtime.bundle.plan import (
 )
 from pass_runtime.bundle.request_fields import MAX_LOGPROBS
 from pass_runtime.bundle.sampling import Sampler, SamplingParams
-from pass_runtime.errors import PassError
+from pass_runtime.errors import OfOneProcess, PassError
 
 DEFAULT_BATCH = 8
 """The number of slots if neither the user nor the engines set one."""
+MAX_SCORED_ROWS = 64
+"""The most rows of a prompt chunk that may all get logits, which take V numbers each."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Capabilities:
     device: "cpu", "cuda", or the engines' library and its version.
     capacities: the KV capacities in tokens that the cache may have, in rising order.
     prefill_widths: the widths (rows) of prompt chunks, in falling order, ending in 1.
+    scored_widths: those of prompt chunks that are scored (see `Backend.prefill`).
     chunk_capacities: width of a chunk -> the largest KV capacity with which it may run. It lists
     wide chunks, whose memory grows with the capacity; other chunks run with every capacity.
     batch_sizes: how many slots a pass may run over, in rising order, up to the number of slots.
@@ -77,6 +82,7 @@ class Capabilities:
     kernels: str = ""
     engine_positions: int = 0
     keeps_graphs: bool = False
+    scored_widths: tuple[int, ...] = (1,)
     chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)  # dicts have none
 
     @property
@@ -115,9 +121,10 @@ class Capabilities:
         an entry of the KV cache."""
         return max(width, self.least_width)
 
-    def chunks(self, start: int, capacity: int) -> list[int]:
+    def chunks(self, start: int, capacity: int, *, scored: bool = False) -> list[int]:
         """Return the widths of the chunks that may follow the first `start` tokens of a prompt, in
-        falling order. capacity: the present KV capacity in tokens, which a long chunk raises."""
+        falling order. capacity: the present KV capacity in tokens, which a long chunk raises.
+        scored: whether the chunks are scored."""
 
         def fits(width: int) -> bool:
             end = start + self.padded_width(width)
@@ -127,7 +134,8 @@ class Capabilities:
                 width, self.max_capacity
             )
 
-        return [width for width in self.prefill_widths if fits(width)]
+        widths = self.scored_widths if scored else self.prefill_widths
+        return [width for width in widths if fits(width)]
 
     def allows(self, plans: Sequence[Plan]) -> bool:
         """Whether the backend can run all of `plans`."""
@@ -202,20 +210,28 @@ class Emitted(NamedTuple):
 @dataclass(frozen=True)
 class Logprobs:
     """Log-probabilities of a pass over b slots that emits up to E tokens in each: `chosen` [b,E] of
-    these tokens, and `values` [b,E,K] of the K likeliest tokens `ids` [b,E,K] at each position."""
+    these tokens, and `values` [b,E,K] of the K likeliest tokens `ids` [b,E,K] at each position. Of
+    a prompt chunk (b is 1), those of the token that follows each row."""
 
     chosen: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
     values: npt.NDArray[np.float32]
 
 
-class Backend(ABC):
+class Backend(OfOneProcess, ABC):
     """Slots 0 .. capabilities.slots-1 of one bundle on one device."""
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, capabilities: Capabilities, memory: Memory
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        capabilities: Capabilities,
+        memory: Memory,
+        files: OpenFiles,
     ) -> None:
+        """files: the graphs or engines, and their data."""
         self.bundle = bundle
+        self.files = files
         self.manifest = manifest
         self.capabilities = capabilities
         self.memory = memory
@@ -256,8 +272,9 @@ class Backend(ABC):
 
     @property
     def failure(self) -> PassError | None:
-        """The error after which the device, and so this backend, no longer works; else None."""
-        return self.memory.failure
+        """The error after which this backend no longer works, as the device is lost or a file was
+        written; else None."""
+        return self.memory.failure or self.files.failure
 
     def for_this_thread(self) -> AbstractContextManager[None]:
         """A context that makes the device current for the calling thread. A thread must hold it to
@@ -325,9 +342,19 @@ class Backend(ABC):
         self.buffers.write_row("active", slot, active, np.int64)
         self._lengths[slot] = length if active else None
 
-    def prefill(self, slot: int, length: int, tokens: Sequence[int], width: int) -> None:
+    def prefill(
+        self,
+        slot: int,
+        length: int,
+        tokens: Sequence[int],
+        width: int,
+        following: Sequence[int] = (),
+    ) -> Logprobs | None:
         """Write the K/V of `tokens` after the first `length` entries of `slot`, with a window that
-        is padded to `width` rows. Raises ValueError if the window is too narrow."""
+        is padded to `width` rows. Raises ValueError if the window is too narrow.
+
+        following: the tokens that follow each of `tokens` in the prompt. The chunk is then scored:
+        this returns their log-probabilities."""
         if not 0 < len(tokens) <= width:
             raise ValueError(
                 f"a prefill window of {width} rows takes 1 to {width} tokens, not {len(tokens)}"
@@ -337,8 +364,15 @@ class Backend(ABC):
         ids[0, : len(tokens)] = tokens
         self.buffers.write(f"{PREFILL}input_ids", ids)
         self.buffers.write(f"{PREFILL}length", np.array([length], np.int64))
-        self.buffers.write(f"{PREFILL}logit_rows", np.array([len(tokens) - 1], np.int64))
-        self._run_prefill(slot, plan)
+        if not following:
+            self.buffers.write(f"{PREFILL}logit_rows", np.array([len(tokens) - 1], np.int64))
+            self._run_prefill(slot, plan, scored=False)
+            return None
+        emitted = np.zeros((1, width), np.int64)
+        emitted[0, : len(tokens)] = following
+        self.buffers.write(f"{PREFILL}emitted", emitted)
+        self._run_prefill(slot, plan, scored=True)
+        return self._read_logprobs(1, width, PREFILL)
 
     def run(self, kind: PassKind) -> list[Emitted]:
         """Run one pass, trunk and tail, over the staged windows. Return what each of `kind.batch`
@@ -370,13 +404,16 @@ class Backend(ABC):
 
     def logprobs(self, kind: PassKind) -> Logprobs:
         """Return the log-probabilities for the last pass, which was of this `kind`."""
-        shape = (kind.batch, kind.plan.max_emitted)
-        top = min(MAX_LOGPROBS, self.capabilities.vocab_size)
-        read = self.buffers.read
+        return self._read_logprobs(kind.batch, kind.plan.max_emitted)
+
+    def _read_logprobs(self, batch: int, count: int, scope: str = "") -> Logprobs:
+        """Read `count` log-probabilities for each slot. scope: as for `BundleBindings.logprobs`."""
+        shape, top = (batch, count), min(MAX_LOGPROBS, self.capabilities.vocab_size)
+        read = partial(self.buffers.read, by_slot=not scope)
         return Logprobs(
-            read("chosen_logprob", shape, np.float32),
-            read("top_ids", (*shape, top), np.int64),
-            read("top_logprobs", (*shape, top), np.float32),
+            read(f"{scope}chosen_logprob", shape, np.float32),
+            read(f"{scope}top_ids", (*shape, top), np.int64),
+            read(f"{scope}top_logprobs", (*shape, top), np.float32),
         )
 
     def logits(self, plan: Plan, batch: int = 1) -> npt.NDArray[np.float32]:
@@ -386,10 +423,10 @@ class Backend(ABC):
             "logits", (batch, plan.width, self.capabilities.vocab_size), np.float32
         )
 
-    def save_kernels(self) -> None:  # noqa: B027 (most engines compile nothing)
+    def save_kernels(self) -> None:
         """Save kernels that were compiled at run time, so that later processes need not do it."""
 
-    def close(self) -> None:  # noqa: B027 (a backend may have nothing to free)
+    def close(self) -> None:
         """Free the device's memory. Repeated calls do nothing."""
 
     @abstractmethod
@@ -405,8 +442,9 @@ class Backend(ABC):
         """Run trunk and tail. Return the outputs that `result_shapes` lists, on the host."""
 
     @abstractmethod
-    def _run_prefill(self, slot: int, plan: Plan) -> None:
-        """Run the trunk over the prefill window on the cache of `slot`, for the K/V alone."""
+    def _run_prefill(self, slot: int, plan: Plan, *, scored: bool) -> None:
+        """Run the trunk over the prefill window on the cache of `slot`, for the K/V alone; if
+        `scored`, for the logits of all rows too, and then the graph of log-probabilities."""
 
 
 def listed_positions(entries: int) -> int:

@@ -222,11 +222,18 @@ class Buffers:
         address = self.rows_address(name, shape, items.dtype) + offset
         self._memory.upload(address, np.ascontiguousarray(items))
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, by_slot: bool = True
+    ) -> npt.NDArray[Any]:
         """Return a copy of the first shape[0] rows of the buffer `name`, which has a row of
-        shape[1:] for every slot."""
+        shape[1:] for every slot; if not `by_slot`, of a buffer of this shape."""
         array = np.empty(shape, dtype)
-        self._memory.download(array, self.rows_address(name, shape[1:], dtype))
+        address = (
+            self.rows_address(name, shape[1:], dtype)
+            if by_slot
+            else self._address((name, shape), shape, dtype)
+        )
+        self._memory.download(array, address)
         return array
 
     def _address(

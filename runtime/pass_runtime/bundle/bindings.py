@@ -76,17 +76,21 @@ class BundleBindings:
         }
         return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
 
-    def trunk(self, plan: Plan, batch: int, *, prefill: bool = False) -> Bindings:
+    def trunk(
+        self, plan: Plan, batch: int, *, prefill: bool = False, scored: bool = False
+    ) -> Bindings:
         """Return the bindings of the trunk's tensors but for the KV cache. prefill: use the buffers
-        of prefill, and compute the logits of a single row, which the host chooses."""
+        of prefill, and unless `scored` compute the logits of a single row, which the host
+        chooses."""
         constants, width = self.constants(plan), self._padded_width(plan.width)
-        logit_rows = 1 if prefill else plan.width
+        one_row = prefill and not scored
+        logit_rows = 1 if one_row else plan.width
         if width > plan.width:  # Only a window of one row is padded, to a chain of two rows.
             constants = self.constants(prefill_plan(width))
             constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
-        if prefill:
+        if one_row:
             del constants["logit_rows"]
         graph, scope = self._manifest.trunk, PREFILL if prefill else ""
         inputs = [each for each in graph.inputs if not each.name.startswith(PAST)]
@@ -127,14 +131,17 @@ class BundleBindings:
             [self._bind(tensor, sizes, plan, {}) for tensor in graph.outputs],
         )
 
-    def logprobs(self, plan: Plan, batch: int, *, processed: bool = False) -> Bindings:
-        """Return the bindings of the graph of log-probabilities. processed: as for `tail`."""
+    def logprobs(
+        self, plan: Plan, batch: int, *, processed: bool = False, scope: str = ""
+    ) -> Bindings:
+        """Return the bindings of the graph of log-probabilities. processed: as for `tail`. scope:
+        PREFILL after a prompt chunk, whose next tokens stand in the place of emitted ones."""
         graph = self._manifest.logprobs
         sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
-        inputs = [self._bind(tensor, sizes, plan, {}) for tensor in graph.inputs]
+        inputs = [self._bind(tensor, sizes, plan, {}, scope) for tensor in graph.inputs]
         return Bindings(
             _reading_processed(inputs) if processed else inputs,
-            [self._bind(tensor, sizes, plan, {}) for tensor in graph.outputs],
+            [self._bind(tensor, sizes, plan, {}, scope) for tensor in graph.outputs],
         )
 
     def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:

@@ -77,6 +77,17 @@ class HashCache:
             write_whole(cache_directory() / HASHES_FILE, "".join(lines))
 
 
+def identities(bundle: Path) -> dict[str, str]:
+    """Return what identifies the present content of each file of the directory: name -> numbers
+    that change with it. A directory that cannot be read has no files."""
+    found = {}
+    with suppress(OSError):
+        for path in bundle.iterdir():
+            with suppress(OSError):  # a link to nothing
+                found[path.name] = _identity(path)
+    return found
+
+
 def _identity(path: Path) -> str:
     status = path.stat()
     return (

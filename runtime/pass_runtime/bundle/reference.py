@@ -33,14 +33,14 @@ def gumbel_scores(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
     """Return scores [N,V] whose argmax is the token that is drawn, for logits [N,V] at `positions`
-    [N]. At temperature 0 they are the logits.
+    [N]. For argmax they are the logits.
 
     A token is drawn in two levels: a block, then a token of it, each with the Gumbel-max trick. The
     score returned for a token is (score of its block) - (best score of a token within the block) +
     (the token's score within the block). So the difference of the two best scores shows how close
     the choice was, on either level. Tokens that truncation removes have -inf.
     """
-    if params.temperature == 0:
+    if params.sampler == "greedy":
         return logits
     scaled = logits / np.float32(max(params.temperature, MIN_TEMPERATURE))
     scaled = scaled - scaled.max(-1, keepdims=True)

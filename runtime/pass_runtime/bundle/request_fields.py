@@ -49,18 +49,19 @@ SAMPLER_FIELDS = (
         "top_k",
         "whole",
         0,
-        f"Draw from this many of the most likely tokens. 0 is off; at most {MAX_CANDIDATES}.",
-        allowed=f"0 (off) to {MAX_CANDIDATES}",
-        bounds={"ge": 0, "le": MAX_CANDIDATES},
-        http_schema={"ge": -1, "le": MAX_CANDIDATES, "description": "0 and -1 are off."},
+        f"Draw from this many of the most likely tokens, at most {MAX_CANDIDATES}. 0 and -1 are "
+        "off.",
+        allowed=f"0 or -1 (off) to {MAX_CANDIDATES}",
+        bounds={"ge": -1, "le": MAX_CANDIDATES},
     ),
     RequestField(
         "top_p",
         "number",
         1.0,
-        "Draw from the most likely tokens that together have this probability. 1 is off.",
-        allowed="above 0 and at most 1 (off)",
-        bounds={"gt": 0, "le": 1},
+        "Draw from the most likely tokens that together have this probability. 1 is off, 0 takes "
+        "the most likely token.",
+        allowed="0 to 1 (off)",
+        bounds={"ge": 0, "le": 1},
     ),
     RequestField(
         "min_p",
@@ -137,7 +138,7 @@ DECODING_FIELDS = (
         128,
         "Generate at most this many tokens.",
         allowed="at least 1",
-        bounds={"ge": 1},
+        bounds={"ge": 0},  # 0 is for prompt_logprobs alone
         triton="max_tokens",
         http=None,  # max_tokens, max_completion_tokens or max_output_tokens, by endpoint
     ),
@@ -216,6 +217,17 @@ DECODING_FIELDS = (
         allowed=f"0 to {MAX_LOGPROBS}",
         bounds={"ge": 0, "le": MAX_LOGPROBS},
         http=None,
+        triton=None,
+    ),
+    RequestField(
+        "prompt_logprobs",
+        "whole",
+        None,
+        "The same for the tokens of the prompt.",
+        allowed=f"0 to {MAX_LOGPROBS}",
+        bounds={"ge": 0, "le": MAX_LOGPROBS},
+        http=None,
+        flag=None,
         triton=None,
     ),
     RequestField(

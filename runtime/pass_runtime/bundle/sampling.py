@@ -15,6 +15,9 @@ MIN_TEMPERATURE = 2.0**-100
 not overflow. Dividing by a power of two keeps different logits different, so such a tail gives
 requests with temperature 0 their argmax."""
 
+MIN_TOP_P = 2.0**-126
+"""A lower top_p takes the most likely token, as 0 does: float32 may flush it to 0."""
+
 FORBIDDEN_BIAS = -1e30
 """Added to the logit of a token that may not be drawn. Finite: infinities would lead to NaNs."""
 
@@ -39,11 +42,11 @@ class SamplingParams:
     then min-p, in Hugging Face's order.
 
     The table `request_fields.SAMPLING_FIELDS` says what each field does and which values it may
-    have. temperature 0 is argmax, and of equal logits the lower id wins. Tokens as likely as the
-    last one that top_k keeps are kept, too. Without top_k, top_p keeps at most the MAX_CANDIDATES
-    most likely tokens. seed has 64 bits, and with a seed a token depends on logits and position
-    alone; None takes a random seed. presence_penalty and frequency_penalty do not count the
-    prompt's tokens.
+    have. temperature 0 and top_p 0 are argmax, and of equal logits the lower id wins. top_k -1
+    becomes 0. Tokens as likely as the last one that top_k keeps are kept, too. Without top_k, top_p
+    keeps at most the MAX_CANDIDATES most likely tokens. seed has 64 bits, and with a seed a token
+    depends on logits and position alone; None takes a random seed. presence_penalty and
+    frequency_penalty do not count the prompt's tokens.
     """
 
     temperature: float = 0.0
@@ -60,12 +63,17 @@ class SamplingParams:
         for each in SAMPLING_FIELDS:
             value = each.checked(getattr(self, each.name))
             object.__setattr__(self, each.name, value)  # the class is frozen
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
 
-    def seeded(self) -> SamplingParams:
-        """Return these parameters with a seed in place of None: a random one, or 0 for argmax."""
-        if self.seed is not None:
-            return self
-        return replace(self, seed=int.from_bytes(os.urandom(4)) if self.temperature else 0)
+    def resolved(self) -> SamplingParams:
+        """Return the parameters as engines take them: with a seed in place of None (a random one,
+        or 0 for argmax), and with temperature 0 in place of top_p 0."""
+        seed = self.seed
+        if seed is None:
+            seed = 0 if self.sampler == "greedy" else int.from_bytes(os.urandom(4))
+        if self.top_p < MIN_TOP_P:
+            return replace(self, temperature=0.0, top_p=1.0, seed=seed)
+        return replace(self, seed=seed)
 
     @property
     def penalizes(self) -> bool:
@@ -81,6 +89,6 @@ class SamplingParams:
     @property
     def sampler(self) -> Sampler:
         """The cheapest sampler for these parameters."""
-        if self.temperature == 0:
+        if self.temperature == 0 or self.top_p < MIN_TOP_P:
             return "greedy"
         return "truncated" if self.top_k or self.top_p < 1 or self.min_p else "sample"

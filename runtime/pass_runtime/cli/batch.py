@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def run_batch(
             click.echo(f"continuing after line {last_answered} of {last}{note}", err=True)
         for result in kept.values():
             tally.count(result)
-        new_results = results_of(open_session, [lines[key] for key in keys_to_do], defaults)
+        open_same = partial(_open_same, model, open_session)
+        new_results = results_of(open_same, [lines[key] for key in keys_to_do], defaults)
         console = Console(stderr=True)
         shows_progress = bool(keys_to_do) and console.is_terminal
         keys = track(keys_to_do, "batch", console=console) if shows_progress else keys_to_do
@@ -100,6 +102,19 @@ def run_batch(
     place = "standard output" if results == STDOUT else results
     click.echo(f"{tally.results} results in {place}{note}", err=True)
     return tally
+
+
+def _open_same(model: str, open_session: Callable[[], Session]) -> Session:
+    """Open a session. Raises PassError if its bundle is another than the run began with."""
+    session = open_session()
+    bundle = session.backend.bundle
+    if model_identity(bundle, session.manifest) == model:
+        return session
+    session.close()
+    raise PassError(
+        f"{bundle} has changed since this run began: put the first bundle back and run again to "
+        "continue, or name another file for the results"
+    )
 
 
 def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:

@@ -327,7 +327,7 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
     default DEFAULT_CONTENDERS. Combinations that mean the same plan are one contender."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
-    sampling = request.sampling.seeded()  # one seed, so that all plans write the same text
+    sampling = request.sampling.resolved()  # one seed, so that all plans write the same text
     combinations: list[Mapping[str, Any]] = [
         {"plan": plan, "draft": None if plan == "ar" else draft, "lookahead": lookahead}
         for plan, draft, lookahead in itertools.product(

@@ -14,7 +14,7 @@ import pass_runtime
 from pass_runtime.bundle.request_fields import DRAFT_SOURCES, REQUEST_FIELDS
 from pass_runtime.cli import flags as opts
 from pass_runtime.cli.prompt_io import print_json, print_pieces, print_summary, read_prompt
-from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors
+from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_runtime.options import MAX_SLOTS, LoadOptions
 
@@ -82,6 +82,7 @@ def generate(
 ) -> None:
     """Continue a prompt from -p or --prompt-file or, without these or for `--prompt-file -`, from
     standard input."""
+    require("cpu")
     as_json, as_chat, explain, show_drafts = (
         options.pop(key) for key in ("as_json", "as_chat", "explain", "show_drafts")
     )
@@ -141,6 +142,7 @@ def chat(
     prompt, Ctrl-C and Ctrl-D end the chat. A message that cannot be answered is reported and
     skipped; the status is then 2 at the end, if the messages come from a pipe or a file.
     """
+    require("cpu")
     with importing():
         from pass_runtime.cli.chat_loop import ChatLoop, Conversation
     request = opts.generate_options(options, reuse_prefix=True)
@@ -199,6 +201,7 @@ def batch(
     `-` is standard input or standard output. Results that go to a pipe or a device cannot be
     continued. "line" in a result is the number of the line in REQUESTS, blank lines counted.
     """
+    require("cpu")
     with importing():
         from pass_runtime.bundle.read import read_manifest
         from pass_runtime.cli.batch import model_identity, run_batch
@@ -304,6 +307,7 @@ def bench(bundle: Path, **options: Any) -> None:
     With --rows, every round times ten passes of each window, with and without look-ahead rows. The
     KV capacity is --capacity if given, else the smallest that holds --cached tokens and the window.
     """
+    require("cpu")
     with importing():
         from pass_runtime.cli.bench import (
             BenchOptions,
@@ -367,6 +371,7 @@ def inspect(
 ) -> None:
     """Show what a bundle holds, from its manifest. Only --verify reads other files, and only
     --device loads engines."""
+    require("cpu")
     with importing():
         from pass_runtime.cli.inspect_bundle import run_inspect
     if device is None:

@@ -14,6 +14,7 @@ import click
 
 from pass_runtime.commands.start import INTERRUPTED, SIGNALS, Handler, handle_signals, quit_at_once
 from pass_runtime.errors import PassError
+from pass_runtime.packages import missing, not_installed
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit status of a command whose output nobody reads any more, as if SIGPIPE had ended it."""
@@ -56,10 +57,14 @@ def importing(extra: str | None = None) -> Iterator[None]:
         except ModuleNotFoundError as error:
             if extra is None:
                 raise
-            missing = (error.name or "").partition(".")[0]
-            raise PassError(
-                f"{missing} is not installed: pip install 'pass-toolkit[{extra}]'"
-            ) from None
+            raise not_installed((error.name or "").partition(".")[0], extra) from None
+
+
+def require(*extras: str) -> None:
+    """Raise PassError if a package of these extras is missing. A command calls this when it starts,
+    so that it does not fail at its end. "cpu" is any build of ONNX Runtime."""
+    if lacking := {extra: packages for extra in extras if (packages := missing(extra))}:
+        raise not_installed(next(iter(lacking.values()))[0], *lacking)
 
 
 def report(problem: object) -> None:

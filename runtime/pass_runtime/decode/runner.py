@@ -143,16 +143,19 @@ class Runner:
     def prefill(self, slot: Slot, max_rows: int | None = None) -> int:
         """Prefill the next prompt chunk, in at most `max_rows` rows. Return how long it is."""
         sequence, started = slot.current, time.perf_counter()
-        prompt = sequence.request.prompt_ids
-        count, width = self._chunk(sequence.cached, len(prompt) - 1, max_rows)
-        self._reserve(sequence.cached + self.backend.capabilities.padded_width(width))
+        prompt, top = sequence.request.prompt_ids, sequence.request.prompt_logprobs
+        scored, begin = top is not None, sequence.cached
+        count, width = self._chunk(begin, len(prompt) - 1, max_rows, scored)
+        following = prompt[begin + 1 : begin + count + 1] if scored else ()
+        self._reserve(begin + self.backend.capabilities.padded_width(width))
         engine_started = time.perf_counter()
-        self.backend.prefill(
-            slot.number, sequence.cached, prompt[sequence.cached : sequence.cached + count], width
+        logprobs = self.backend.prefill(
+            slot.number, begin, prompt[begin : begin + count], width, following
         )
         ended = time.perf_counter()
         self._engine_seconds += ended - engine_started
-        if slot.exact_prefix_len == sequence.cached:  # K/V are exact only after exact K/V.
+        sequence.prompt_logprobs += _logprobs(logprobs, 0, following, top)
+        if slot.exact_prefix_len == begin:  # K/V are exact only after exact K/V.
             slot.exact_prefix_len += count
         sequence.cached += count
         slot.masked = False  # It was masked with its length before this chunk: mask it again.
@@ -341,8 +344,9 @@ class Runner:
         """Return for how many tokens of its prompt `request` may use the K/V in `slot`. On engines
         with `same_entries` only K/V that are bit-identical to a prefill's are used. Requests with
         the same prompt object share the whole prompt. Others share whole blocks, and only if there
-        is a prefix store or `request` has `reuse_prefix`."""
-        if slot.salt != request.cache_salt:
+        is a prefix store or `request` has `reuse_prefix`. Log-probabilities of a prompt are
+        from its prefill, so such a request uses none."""
+        if slot.salt != request.cache_salt or request.prompt_logprobs is not None:
             return 0
         usable = slot.cached
         if self.backend.capabilities.same_entries:
@@ -356,7 +360,7 @@ class Runner:
     def _saved_prefix(self, request: Request) -> tuple[SavedPrefix | None, int]:
         """Return the saved prefix that has the most of the prompt of `request`, and how many tokens
         of the prompt it has, in whole blocks."""
-        if not self._store:
+        if not self._store or request.prompt_logprobs is not None:
             return None, 0
         saved, count = self._store.match(request.prompt_ids[:-1], request.cache_salt)
         return saved, rounded_to_blocks(count)
@@ -372,15 +376,18 @@ class Runner:
         target.num_drafts = 0  # The drafts were in the window of `source`.
         self._set_kept(source, [])
 
-    def _chunk(self, start: int, stop: int, max_rows: int | None) -> tuple[int, int]:
+    def _chunk(
+        self, start: int, stop: int, max_rows: int | None, scored: bool = False
+    ) -> tuple[int, int]:
         """Return how many tokens the next prompt chunk has, and how many rows its window has.
-        start, stop: the part of the prompt that is left.
+        start, stop: the part of the prompt that is left. scored: see `Backend.prefill`.
 
         The window is the widest that the rest of the prompt fills. But if the rest fits a wider
         window of which it fills three quarters, or if all narrower windows have one row, it is read
         at once: the padding then takes less time than more chunks."""
         remaining = stop - start
-        offered = self.backend.capabilities.chunks(start, self.backend.capacity)
+        backend = self.backend
+        offered = backend.capabilities.chunks(start, backend.capacity, scored=scored)
         widths = [each for each in offered if max_rows is None or each <= max_rows] or offered[-1:]
         fitting = [width for width in widths if width >= remaining]
         filled = [width for width in widths if width <= remaining]

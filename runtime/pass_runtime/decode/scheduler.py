@@ -128,6 +128,9 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         self._prefill()
+        for slot in self.runner.decoding:
+            if slot.current.request.max_new_tokens == 0:
+                self._finish(slot, End("length"))
         decoding = [slot.current for slot in self.runner.decoding]
         try:
             if active := self.runner.compact():

@@ -30,7 +30,8 @@ MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
 class TokenLogprobs:
     """Natural log-probabilities at one position, before temperature and truncation.
 
-    logprob: that of the token written. top: the likeliest tokens, as pairs (id, log-probability).
+    logprob: that of the token written, or of the prompt's token there. top: the likeliest tokens,
+    as pairs (id, log-probability).
     """
 
     logprob: float
@@ -91,8 +92,9 @@ class Request:
     tokens and strings that end the text. reuse_prefix: whether K/V of other requests may be used
     even if that can change bits of the results. cache_salt: only requests with the same salt share
     K/V. logprobs: how many of the likeliest tokens to report with each token; None reports no
-    log-probabilities. processing: what logits processors do; None if there are none.
-    shown_special_tokens: ids of special tokens that are shown in the text.
+    log-probabilities. prompt_logprobs: the same for the prompt's own tokens. processing: what
+    logits processors do; None if there are none. shown_special_tokens: ids of special tokens that
+    are shown in the text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -107,6 +109,7 @@ class Request:
     reuse_prefix: bool = False
     cache_salt: str = ""
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     processing: Processing | None = None
     shown_special_tokens: tuple[int, ...] = ()
 
@@ -121,6 +124,8 @@ class SequenceState:
     """Prompt and text. The last token is the root, whose K/V are not cached yet."""
     cached: int = 0
     """How many of the tokens have K/V in the cache."""
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+    """Those of the prompt's tokens so far; None for the first token, which follows none."""
     cancelled: bool = False
     finished: End | None = None
     events: queue.SimpleQueue[Piece | End] = field(default_factory=queue.SimpleQueue)

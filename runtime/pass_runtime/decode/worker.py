@@ -28,7 +28,7 @@ from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.decode.runner import Runner
 from pass_runtime.decode.scheduler import Scheduler
 from pass_runtime.decode.sequence import End, SequenceState
-from pass_runtime.errors import FORKED, PassError
+from pass_runtime.errors import FORKED, OfOneProcess, PassError
 
 log = logging.getLogger("pass_runtime.backends")
 
@@ -78,7 +78,7 @@ def plans_to_capture(runner: Runner) -> list[Plan]:
 T = TypeVar("T")
 
 
-class Places:
+class Places(OfOneProcess):
     """Places (slots, or places in the queue) reserved for `count` sequences. They are given back
     when a `with` block of this object ends or the object is garbage; `submit` takes them over."""
 
@@ -172,6 +172,8 @@ class Worker:
         with self._lock:
             if self.closed:
                 raise _closed() if self._failure is None else PassError(str(self._failure))
+            if (failure := self._backend.failure) is not None:
+                raise PassError(str(failure))
             yield
 
     def _start(self) -> None:
@@ -201,7 +203,7 @@ class Worker:
         while self._has_work():
             while self._tasks:
                 self._run_task(*self._tasks.popleft())
-            if not self._scheduler.idle:
+            if self._backend.failure is None and not self._scheduler.idle:
                 self._scheduler.step()
             if (failure := self._backend.failure) is not None:
                 self._close_with(failure)

@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from pass_runtime.errors import OfOneProcess
+
 ROOT = 0
 """The state of an automaton after a sequence that does not end with the beginning of a word."""
 
@@ -112,7 +114,7 @@ class TokenIndex:
         return np.asarray(self._token[places])
 
 
-class BadWords:
+class BadWords(OfOneProcess):
     """The bad words of a request. A text's state is that of an automaton over its bytes, at first
     ROOT. Only the thread that decodes may ask for masks.
 

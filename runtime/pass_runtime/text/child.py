@@ -33,7 +33,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from pass_runtime.errors import FORKED, PassError
+from pass_runtime.errors import FORKED, OfOneProcess, PassError
 
 HEADER = struct.Struct(">Q")
 """What comes before a message: its length in bytes."""
@@ -66,7 +66,7 @@ class ChildStopped(PassError):
     """The function exceeded a limit. The message is a clause: "it takes more than 2 seconds"."""
 
 
-class ChildPool:
+class ChildPool(OfOneProcess):
     """Child processes for one function, started when needed. Any thread may call the methods."""
 
     def __init__(

@@ -25,6 +25,7 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import JSON_FORM, Constraint
 from pass_runtime.text.dead_ends import without_dead_ends
 from pass_runtime.text.detokenizer import Vocabulary
+from pass_runtime.text.neutral_keywords import places, without_neutral_keywords
 
 MAX_FORCED_CHARACTERS = 1024
 """The most characters of a forced text that are encoded at a time."""
@@ -215,7 +216,7 @@ def _grammar(constraint: Constraint) -> str:
     if constraint.choice:
         return str(LLMatcher.grammar_from_lark(constraint.lark("start")))
     return str(
-        LLMatcher.grammar_from_lark(_SCHEMA_RULE.sub(_without_dead_ends, constraint.grammar or ""))
+        LLMatcher.grammar_from_lark(_SCHEMA_RULE.sub(_with_finite_schema, constraint.grammar or ""))
     )
 
 
@@ -223,8 +224,8 @@ _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
 """A grammar's rule for a JSON schema, as `Constraint.lark` writes it: its name, and the schema."""
 
 
-def _without_dead_ends(rule: re.Match[str]) -> str:
-    """Return a match of _SCHEMA_RULE with the dead ends taken out of its schema."""
+def _with_finite_schema(rule: re.Match[str]) -> str:
+    """Return a match of _SCHEMA_RULE with its schema as `_finite` writes it."""
     try:
         return rule[1] + _finite(json.loads(rule[2]))
     except ValueError:  # It is no JSON, of which llguidance will say what is wrong.
@@ -232,8 +233,10 @@ def _without_dead_ends(rule: re.Match[str]) -> str:
 
 
 def _finite(schema: Any) -> str:
-    """Return a schema without dead ends as JSON. Raises PassError if it has no finite value."""
-    if (finite := without_dead_ends(schema)) is False and schema is not False:
+    """Return a schema as JSON, without dead ends and keywords that allow every value. Raises
+    PassError if it has no finite value."""
+    finite = without_dead_ends(without_neutral_keywords(schema))
+    if finite is False and schema is not False:
         title = f" of {schema['title']}" if isinstance(schema.get("title"), str) else ""
         raise PassError(
             f"the json_schema{title} is not valid: no value of it ends, because a required part "
@@ -248,14 +251,17 @@ def _refused(constraint: Constraint, why: str) -> PassError:
     The grammar may be one that the server made of the schemas of tools. Users did not write it, so
     the error then names the schema by its title, and the part of the schema by its path."""
     kind, schema_error = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
-    schemas = [rule[2] for rule in _SCHEMA_RULE.finditer(constraint.grammar or "")]
+    rules = _SCHEMA_RULE.finditer(constraint.grammar or "")
+    schemas = [_without_neutral_keywords(rule[2]) for rule in rules]
     if schema_error and schemas:
         # Name the first schema that does not compile by itself.
         errors = {schema: error for schema in schemas if (error := _error_of(schema))}
         kind, why = "json_schema", next(iter(errors.values()), schema_error.partition("\n")[0])
         schemas = list(errors)[:1]
         kind += _title(schemas[0]) if schemas else ""
-    for schema in [constraint.schema] if constraint.schema else schemas:
+    if constraint.schema:
+        schemas = [_without_neutral_keywords(constraint.schema)]
+    for schema in schemas:
         try:
             path = _path(json.loads(schema), why)
         except (ValueError, RecursionError):
@@ -264,6 +270,15 @@ def _refused(constraint: Constraint, why: str) -> PassError:
             why = f"{error_clause(why)}, at {'.'.join(path) or 'the top'}: leave it out"
             break
     return PassError(f"the {kind} is not valid: {error_clause(why)}")
+
+
+def _without_neutral_keywords(schema: str) -> str:
+    """Return the JSON of a schema without keywords that allow every value; as it is if it is no
+    JSON, or nested too deep."""
+    try:
+        return json.dumps(without_neutral_keywords(json.loads(schema)))
+    except (ValueError, RecursionError):
+        return schema
 
 
 def _error_of(schema: str) -> str:
@@ -288,19 +303,13 @@ def _title(schema: str) -> str:
 
 def _path(schema: Any, why: str) -> list[str] | None:
     """Return the path to the keyword that llguidance's error `why` names; None without one."""
-    if isinstance(schema, dict):
-        if f"Unknown format: {schema.get('format')}" == why.strip():
-            return ["format"]
+    for path, part in places(schema):
+        if f"Unknown format: {part.get('format')}" == why.strip():
+            return [*path, "format"]
         if why.startswith("Unimplemented keys") and (
-            key := next((k for k in schema if f'"{k}"' in why), None)
+            key := next((k for k in part if f'"{k}"' in why), None)
         ):
-            return [key]
-    if not isinstance(schema, dict | list):
-        return None
-    parts = schema.items() if isinstance(schema, dict) else enumerate(schema)
-    for key, part in parts:
-        if (path := _path(part, why)) is not None:
-            return [str(key), *path]
+            return [*path, key]
     return None
 
 

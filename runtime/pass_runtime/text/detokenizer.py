@@ -98,6 +98,9 @@ class Vocabulary:
             self.strip = strips[0]["content"].encode(), int(strips[0]["start"])
         self.bytes = lru_cache(maxsize=1 << 16)(self._bytes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Vocabulary, (self._tokenizer,)  # The cache cannot be pickled.
+
     def first_bytes(self, token: int) -> bytes:
         """Return the bytes of `token` as the first token of a text, before `strip` is applied."""
         return self._bytes(token, first=True) if self._first_differs else self.bytes(token)

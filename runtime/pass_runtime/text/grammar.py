@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pass_runtime.errors import FORKED, PassError
+from pass_runtime.errors import FORKED, OfOneProcess, PassError
 from pass_runtime.text.child import ChildPool, ChildStopped, Limits
 from pass_runtime.text.compiler import Compiler, error_clause
 from pass_runtime.text.constraint import Constraint
@@ -50,7 +50,7 @@ class CpuUsage:
     seconds: float = 0.0
 
 
-class GrammarState:
+class GrammarState(OfOneProcess):
     """One text's state in its grammar. Methods raise ConstraintStopped if the text cannot go on."""
 
     def __init__(self, matcher: Any, end_tokens: Sequence[int], usage: CpuUsage) -> None:

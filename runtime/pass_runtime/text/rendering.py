@@ -2,8 +2,8 @@
 starts.
 
 The environment, the variables and the form of messages are those of transformers'
-`apply_chat_template`. jinja's sandbox keeps Python out of a template's reach, and the child process
-has limits of time and memory (`pass_runtime.text.child`).
+`apply_chat_template`, but for turns without content (`NoText`). jinja's sandbox keeps Python out of
+a template's reach, and the child process has limits of time and memory (`pass_runtime.text.child`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Renderer:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = self._tojson
+        environment.tests["none"] = lambda value: value is None or isinstance(value, NoText)
         environment.globals |= {
             "raise_exception": _raise,
             "strftime_now": lambda form: datetime.fromtimestamp(self._time).strftime(form),
@@ -74,16 +75,14 @@ class Renderer:
             "documents": None,
             "add_generation_prompt": True,
             **call["variables"],
-            "messages": [_message(each, self._written) for each in call["messages"]],
         }
+        messages = [_message(each, self._written) for each in call["messages"]]
         try:
-            text = template.render(variables)
-        except MemoryError:
-            raise
-        except Exception as error:  # A template is a program, and may raise anything.
-            raise PassError(
-                f"the chat template refuses these messages: {_one_line(error)}"
-            ) from None
+            text = _rendered(template, variables, messages)
+        except PassError:
+            if (split := _with_single_calls(messages)) == messages:
+                raise
+            text = _rendered(template, variables, split)
         if len(text.encode(errors="replace")) > MAX_BYTES:
             raise PassError(
                 f"the chat template cannot be used: it writes more than {MAX_BYTES >> 20} MiB"
@@ -118,6 +117,47 @@ class Renderer:
             raise PassError(f"{file}: {_one_line(error)}") from None
 
 
+def _rendered(
+    template: Template, variables: Mapping[str, Any], messages: list[dict[str, Any]]
+) -> str:
+    try:
+        return template.render({**variables, "messages": messages})
+    except MemoryError:
+        raise
+    except Exception as error:  # A template is a program, and may raise anything.
+        raise PassError(f"the chat template refuses these messages: {_one_line(error)}") from None
+
+
+def _with_single_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with one call in each, and its results after it. The templates of Llama 3
+    refuse turns of several calls, which its models write all the same."""
+    split: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and len(calls) > 1:
+            turn = {"role": message.get("role"), "content": NoText()}
+            turns = [message, *[turn] * (len(calls) - 1)]
+            split += [
+                turn | {"tool_calls": [call]} for turn, call in zip(turns, calls, strict=True)
+            ]
+        else:
+            split.insert(_place(message, split), message)
+    return split
+
+
+def _place(message: dict[str, Any], before: list[dict[str, Any]]) -> int:
+    """Return the index of a message among those before it: a result follows its call, and the other
+    results of this call."""
+    number = message.get("tool_call_id")
+    for i in range(0 if number is None else len(before), 0, -1):
+        each = before[i - 1]
+        calls = each.get("tool_calls") or ()
+        ids = [call.get("id") for call in calls if isinstance(call, dict)]
+        if number in (*ids, each.get("tool_call_id")):
+            return i
+    return len(before)
+
+
 class WrittenArguments(str):
     """The arguments of a tool call as a model wrote them: a text that need not be JSON, because it
     may have been cut off. Templates may use it as a text, which `tojson` writes unchanged, or as an
@@ -140,14 +180,31 @@ class WrittenArguments(str):
 Mapping.register(WrittenArguments)  # for jinja's `is mapping` and `items`
 
 
-def _message(message: Any, written: list[WrittenArguments]) -> Any:
+class NoText(str):
+    """The content of a turn that has calls or reasoning alone. Templates that join content to other
+    text get an empty text, and those that ask whether it is none get the answer yes. (transformers
+    leaves such content out, for which published templates of Qwen3 and DeepSeek fail.)"""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or str(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def _message(message: Any, written: list[WrittenArguments]) -> dict[str, Any]:
     """Return a message as transformers passes it to a template: without fields that are None, and
-    with the reasoning in two fields. Its `WrittenArguments` are added to `written`."""
+    with the reasoning in two fields. The model's content is `NoText` if it has none. The
+    `WrittenArguments` are added to `written`."""
     if not isinstance(message, dict):
         raise PassError(
             f"a message must be an object with a role and content, not {str(message)[:40]!r}"
         )
     fields = {name: value for name, value in message.items() if value is not None}
+    if fields.get("role") == "assistant" and "content" not in fields:
+        fields = {"role": "assistant", "content": NoText(), **fields}
     reasoning = next((fields[name] for name in REASONING_FIELDS if name in fields), None)
     if isinstance(fields.get("tool_calls"), list):
         fields["tool_calls"] = [_tool_call(call, written) for call in fields["tool_calls"]]

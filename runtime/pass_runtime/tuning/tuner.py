@@ -21,6 +21,7 @@ from pass_runtime.bundle.manifest import LookaheadInfo, Manifest
 from pass_runtime.bundle.plan import Cycle, Plan, fused_cycle, make_cycle, tree_cycle
 from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tree import tree_depth, tree_nodes
+from pass_runtime.errors import OfOneProcess
 from pass_runtime.tuning.estimates import (
     FORCED_MATCH,
     TILE_GROUPS,
@@ -173,7 +174,7 @@ class Candidate:
         return self.tokens / self.seconds
 
 
-class Tuner:
+class Tuner(OfOneProcess):
     """Keeps pass times and acceptance rates for one sampler, and chooses cycles by them. All
     requests of a session with that sampler share the tuner."""
 

@@ -108,9 +108,7 @@ class Model:
         self._signals = Signals(self._loop, self._drain)
         self._thread = threading.Thread(target=self._run, name="pass-triton", daemon=True)
         self._thread.start()
-        self._crash_recorder = start_crash_recorder(
-            directory / args["model_version"] / "crashes.log"
-        )
+        self._crash_recorder = CrashRecorder(directory / args["model_version"] / "crashes.log")
 
     def execute(self, requests: list[Any]) -> None:
         """Hand requests to the event loop, which sends their responses later. Their tensors are
@@ -125,9 +123,13 @@ class Model:
             else:
                 self._loop.call_soon_threadsafe(self._begin, sender, *completion)
 
+    def is_ready(self) -> bool:
+        """Whether the model takes requests. Triton 2.51 does not ask, newer versions do."""
+        return not self._service.draining and not self._service.session.closed
+
     def finalize(self) -> None:
         """Cancel the requests for which Triton no longer waits, and close the session."""
-        self._crash_recorder.communicate(b"done\n")
+        self._crash_recorder.end()
         asyncio.run_coroutine_threadsafe(self._service.drain(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -180,6 +182,8 @@ class Model:
                         task.cancel()
             with self._failures.logged():
                 self._sink.update_gauges(self._service.session, self._service.model)
+            if self._service.session.closed:
+                self._crash_recorder.record()
             await asyncio.sleep(POLL_SECONDS)
 
     def _begin(
@@ -223,17 +227,30 @@ class Model:
                     tokens, text = [], ""
 
 
-def start_crash_recorder(crashes: Path) -> subprocess.Popen[bytes]:
-    """Start a child process that appends a line to the file `crashes` if this process dies before
-    it writes to the child's stdin. Triton itself does not restart the process of a model, but with
-    --model-control-mode=poll it loads a model again if one of its files has changed."""
-    return subprocess.Popen(
-        ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+class CrashRecorder:
+    """A child process that appends a line to the file `crashes` if this process dies before `end`.
+    Triton itself does not restart the process of a model, but with --model-control-mode=poll it
+    loads a model again if one of its files has changed."""
+
+    def __init__(self, crashes: Path) -> None:
+        self._child = subprocess.Popen(
+            ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def record(self) -> None:
+        """Append the line now: the model cannot answer any more. Repeated calls do nothing."""
+        self._tell(b"")
+
+    def end(self) -> None:
+        self._tell(b"done\n")
+
+    def _tell(self, text: bytes) -> None:
+        if self._child.returncode is None:
+            self._child.communicate(text)
 
 
 def visible_device(number: str) -> str:

@@ -21,8 +21,8 @@ enum class Sampler { greedy, sample, truncated };  // truncated: with top-k, top
 // How the next token is drawn: first biases and penalties, then temperature, top-k, top-p, min-p.
 struct PASS_API SamplingParams {
     double temperature = 0.0;           // 0 is greedy
-    std::int64_t top_k = 0;             // 0 is off, at most 1024
-    double top_p = 1.0;                 // above 0; 1 is off
+    std::int64_t top_k = 0;             // 0 and -1 are off, at most 1024
+    double top_p = 1.0;                 // 0 to 1; 1 is off, 0 is greedy
     double min_p = 0.0;                 // 0 to 1; 0 is off
     std::optional<std::uint64_t> seed;  // none: a random seed
     // Subtracted from the logits of tokens that the text has; -2 to 2, 0 is off.
@@ -36,8 +36,9 @@ struct PASS_API SamplingParams {
 
     // Throws Error if a number is out of its range.
     void check() const;
-    // A copy with a seed. If this has none: a random one, or 0 if temperature is 0.
-    SamplingParams seeded() const;
+    // The parameters as engines take them: with a seed (if this has none: a random one, or 0 for
+    // greedy), top_k 0 in place of -1, and temperature 0 in place of top_p 0.
+    SamplingParams resolved() const;
     // Whether there are biases or penalties.
     bool changes_logits() const;
     // The cheapest tail that can sample with these parameters.

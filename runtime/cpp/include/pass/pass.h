@@ -51,8 +51,8 @@ typedef struct pass_generate_options {
     size_t size; /* sizeof(pass_generate_options) */
     int64_t max_new_tokens;
     double temperature; /* 0 is greedy */
-    int64_t top_k;      /* 0 is off */
-    double top_p;       /* 1 is off */
+    int64_t top_k;      /* 0 and -1 are off */
+    double top_p;       /* 1 is off, 0 is greedy */
     double min_p;       /* 0 is off */
     int has_seed;       /* 0: `seed` is ignored, and a random one used */
     uint64_t seed;

@@ -6,6 +6,7 @@
 #include "backends/ort/backend.h"
 #include "backends/trt/backend.h"
 #include "backends/trt/library.h"
+#include "bundle/integrity.h"
 #include "errors.h"
 
 namespace pass {
@@ -53,9 +54,10 @@ Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& o
       scheduler_(runner_, tuners_, options.speculative_max_concurrency),
       max_queue_(options.max_queue) {}
 
-std::shared_ptr<Core> Core::open(Bundle bundle, const Manifest& manifest,
+std::shared_ptr<Core> Core::open(Bundle bundle, const Bundle::Data& data,
                                  const LoadOptions& options) {
-    std::unique_ptr<Backend> backend = open_backend(bundle, manifest, options);
+    std::unique_ptr<Backend> backend = open_backend(bundle, data.manifest, options);
+    check_unchanged(data.path, data.manifest, data.identities);
     return std::make_shared<Core>(std::move(bundle), std::move(backend), options);
 }
 
@@ -120,7 +122,7 @@ ResolvedRequest Core::resolve(const Request& request) const {
     DraftChoice drafts = choose(options);
     ResolvedRequest resolved;
     resolved.prompt_ids = request.prompt_ids;
-    resolved.sampling = options.sampling.seeded();
+    resolved.sampling = options.sampling.resolved();
     resolved.max_new_tokens = options.max_new_tokens;
     resolved.cycle = std::move(drafts.cycle);
     resolved.lookahead_drafts = drafts.lookahead_drafts;
@@ -176,17 +178,17 @@ bool Core::run_scheduler(std::unique_lock<std::mutex>& lock) {
 void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
     stepping_ = true;
     lock.unlock();
-    std::exception_ptr device_error, error;
+    std::exception_ptr backend_error, error;
     try {
         const auto held = backend_->for_this_thread();
-        work();
-        device_error = error = backend_->failure();
+        if (backend_->failure() == nullptr) work();
+        backend_error = error = backend_->failure();
     } catch (...) {  // a bug in the scheduler; waiting threads must not wait for ever
         error = std::current_exception();
     }
     if (error != nullptr) scheduler_.end_all({FinishReason::error, {}, error});
     lock.lock();
-    failure_ = device_error;
+    failure_ = backend_error;
     closed_ = closed_ || error != nullptr;
     stepping_ = false;
     signals_->changed.notify_all();
@@ -205,6 +207,7 @@ void Core::between_steps(const std::function<void()>& work) {
         }
     });
     if (error != nullptr) std::rethrow_exception(error);
+    check_open();
 }
 
 void Core::warm_up(const std::vector<SamplingParams>& samplings) {

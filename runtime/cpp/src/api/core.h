@@ -20,6 +20,7 @@ namespace pass {
 struct Bundle::Data {
     std::filesystem::path path;
     Manifest manifest;
+    std::map<std::string, std::string> identities{};  // of the files before the manifest was read
 };
 
 // A thread that waits for tokens runs steps of the scheduler until it has some. While another
@@ -28,8 +29,9 @@ class Core {
    public:
     // `backend` must have been opened with the manifest of `bundle`, to which it refers.
     Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options);
-    // Opens the backend for the device of `options`. manifest: that of `bundle`.
-    static std::shared_ptr<Core> open(Bundle bundle, const Manifest& manifest,
+    // Opens the backend for the device of `options`. data: that of `bundle`. Throws Error if a file
+    // has changed since it was read.
+    static std::shared_ptr<Core> open(Bundle bundle, const Bundle::Data& data,
                                       const LoadOptions& options);
 
     // submit, step, warm_up, uncaptured: as the methods of Session.
@@ -48,15 +50,15 @@ class Core {
     const Capabilities& capabilities() const { return capabilities_; }
 
    private:
-    // Throws Error if the session is closed: that of the device if its loss closed the session.
+    // Throws Error if the session is closed: that of the backend if its failure closed the session.
     void check_open() const;
     // The request with all defaults filled in. Throws Error if it is invalid.
     ResolvedRequest resolve(const Request& request) const;
     // Run one step of the scheduler. lock: as for `run_step`. Returns whether there is more to do.
     bool run_scheduler(std::unique_lock<std::mutex>& lock);
     // Run `work` as a step: no other thread begins a step meanwhile. `lock` holds the mutex of
-    // `signals_`, which is released while `work` runs. If `work` throws or the device is lost, ends
-    // all sequences with that error, and closes the session.
+    // `signals_`, which is released while `work` runs. If `work` throws or the backend has failed,
+    // ends all sequences with that error, and closes the session.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
     // Run `work` once no thread is in a step. Throws what `work` throws; the session stays open.
     void between_steps(const std::function<void()>& work);
@@ -72,7 +74,7 @@ class Core {
     std::size_t max_queue_;
     // These are read and written under the mutex of `signals_`.
     bool stepping_ = false, closed_ = false;
-    std::exception_ptr failure_;  // the error of the device, if its loss closed the session
+    std::exception_ptr failure_;  // the error of the backend, if its failure closed the session
 };
 
 }  // namespace pass

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -15,6 +16,7 @@ namespace pass {
 namespace {
 
 constexpr std::int64_t max_top_k = 1024;
+constexpr double min_top_p = std::numeric_limits<float>::min();  // lower ones mean argmax, as 0
 constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
 constexpr std::size_t max_biases = 1024, max_bad_words = 1024;
 
@@ -36,9 +38,9 @@ void require(bool holds, const std::string& rule, const std::string& value) {
 void SamplingParams::check() const {
     require(temperature >= 0 && std::isfinite(temperature),
             "temperature must be a number of at least 0", text_of(temperature));
-    require(top_k >= 0 && top_k <= max_top_k, "top-k must be 0 (off) to 1024",
+    require(top_k >= -1 && top_k <= max_top_k, "top-k must be 0 or -1 (off) to 1024",
             std::to_string(top_k));
-    require(top_p > 0 && top_p <= 1, "top-p must be above 0 and at most 1 (off)", text_of(top_p));
+    require(top_p >= 0 && top_p <= 1, "top-p must be 0 to 1 (off)", text_of(top_p));
     require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", text_of(min_p));
     for (const auto& [name, value] : {std::pair{"presence-penalty", presence_penalty},
                                       std::pair{"frequency-penalty", frequency_penalty}}) {
@@ -60,15 +62,20 @@ bool SamplingParams::changes_logits() const {
            repetition_penalty != 1;
 }
 
-SamplingParams SamplingParams::seeded() const {
+SamplingParams SamplingParams::resolved() const {
     SamplingParams result = *this;
-    if (!result.seed) result.seed = temperature != 0 ? std::random_device{}() : 0;
+    if (!result.seed) result.seed = sampler() == Sampler::greedy ? 0 : std::random_device{}();
+    result.top_k = std::max<std::int64_t>(top_k, 0);
+    if (top_p < min_top_p) {
+        result.temperature = 0;
+        result.top_p = 1;
+    }
     return result;
 }
 
 Sampler SamplingParams::sampler() const {
-    if (temperature == 0) return Sampler::greedy;
-    return top_k != 0 || top_p < 1 || min_p != 0 ? Sampler::truncated : Sampler::sample;
+    if (temperature == 0 || top_p < min_top_p) return Sampler::greedy;
+    return top_k > 0 || top_p < 1 || min_p != 0 ? Sampler::truncated : Sampler::sample;
 }
 
 void GenerateOptions::check() const {

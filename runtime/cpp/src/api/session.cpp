@@ -12,11 +12,12 @@
 namespace pass {
 
 Bundle::Bundle(const std::filesystem::path& path, bool verify) {
+    auto before = identities(path);
     Manifest manifest = read_manifest(path);
     HashCache cache;
     verify_files(path, manifest, verify, &cache);
     cache.save();
-    data_ = std::make_unique<Data>(Data{path, std::move(manifest)});
+    data_ = std::make_unique<Data>(Data{path, std::move(manifest), std::move(before)});
 }
 
 Bundle::Bundle(std::unique_ptr<Data> data) : data_(std::move(data)) {}
@@ -41,9 +42,8 @@ std::optional<std::int64_t> Bundle::bos_token_id() const {
 }
 
 Session::Session(Bundle bundle, const LoadOptions& options) {
-    // The manifest is on the heap, so it stays where it is when the bundle is moved.
-    const Manifest& manifest = bundle.data_->manifest;
-    core_ = Core::open(std::move(bundle), manifest, options);
+    const Bundle::Data& data = *bundle.data_;  // It stays where it is when the bundle is moved.
+    core_ = Core::open(std::move(bundle), data, options);
 }
 
 Session::Session(std::shared_ptr<Core> core) : core_(std::move(core)) {}
@@ -54,12 +54,13 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     if (!options.verify) return Session(std::move(bundle), options);
     // Hashes are compared while the graphs are loaded, because both take long. If both fail, the
     // error of the hashes is thrown, because a damaged file explains why loading failed.
-    std::future<void> hashes =
-        std::async(std::launch::async, [manifest = bundle.data_->manifest, &path] {
-            HashCache cache;
-            verify_files(path, manifest, true, &cache);
-            cache.save();
-        });
+    const Manifest manifest = bundle.data_->manifest;
+    const auto before = bundle.data_->identities;
+    std::future<void> hashes = std::async(std::launch::async, [&] {
+        HashCache cache;
+        verify_files(path, manifest, true, &cache);
+        cache.save();
+    });
     std::optional<Session> session;
     std::exception_ptr failure;
     try {
@@ -67,6 +68,8 @@ Session Session::load(const std::filesystem::path& path, const LoadOptions& opti
     } catch (...) {
         failure = std::current_exception();
     }
+    hashes.wait();
+    check_unchanged(path, manifest, before);
     hashes.get();
     if (failure != nullptr) std::rethrow_exception(failure);
     return std::move(*session);

@@ -10,10 +10,11 @@
 namespace pass {
 
 Backend::Backend(const Manifest& manifest, Capabilities capabilities,
-                 std::unique_ptr<Memory> memory)
+                 std::unique_ptr<Memory> memory, OpenFiles files)
     : manifest_(manifest),
       capabilities_(std::move(capabilities)),
       memory_(std::move(memory)),
+      files_(std::move(files)),
       bindings_(manifest, capabilities_.noise_positions(), capabilities_.least_width),
       buffers_(*memory_, capabilities_.slots(), bindings_.transient()),
       cache_(*memory_, manifest, capabilities_.slots()),

@@ -21,6 +21,7 @@
 #include "backends/memory.h"
 #include "bundle/bindings.h"
 #include "bundle/manifest.h"
+#include "bundle/open_files.h"
 #include "bundle/plan.h"
 
 namespace pass {
@@ -63,7 +64,9 @@ struct Logprobs {
 // A bundle on one device, with slots 0 .. capabilities().slots()-1.
 class Backend {
    public:
-    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory);
+    // files: the graphs or engines, and their data.
+    Backend(const Manifest& manifest, Capabilities capabilities, std::unique_ptr<Memory> memory,
+            OpenFiles files = {});
     virtual ~Backend() = default;
     Backend(const Backend&) = delete;
     Backend& operator=(const Backend&) = delete;
@@ -82,8 +85,12 @@ class Backend {
     std::shared_ptr<void> for_this_thread() { return memory_->for_this_thread(); }
     // The graph files or passes that could not be captured as CUDA graphs, each with the reason.
     const std::map<std::string, std::string>& uncaptured() const { return uncaptured_; }
-    // The error with which the device was lost; null while it works.
-    std::exception_ptr failure() const { return memory_->failure(); }
+    // The error after which this backend no longer works, as the device is lost or a file was
+    // written; else null.
+    std::exception_ptr failure() const {
+        const std::exception_ptr lost = memory_->failure();
+        return lost != nullptr ? lost : files_.failure();
+    }
 
     // Change the KV capacity to `capacity` tokens, keeping the first lengths[slot] entries of every
     // slot. If it throws, nothing has changed.
@@ -134,6 +141,7 @@ class Backend {
     const Manifest& manifest_;
     Capabilities capabilities_;
     std::unique_ptr<Memory> memory_;
+    OpenFiles files_;
     BundleBindings bindings_;
     Buffers buffers_;
     KVCache cache_;

@@ -1,11 +1,5 @@
 #include "backends/memory.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -62,27 +56,6 @@ std::size_t item_size(const std::string& dtype) {
     if (dtype == "int64") return 8;
     if (dtype == "float32" || dtype == "int32") return 4;
     return dtype == "bool" ? 1 : 2;  // 2: float16 and bfloat16
-}
-
-MappedFile::MappedFile(const std::filesystem::path& path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat status {};
-    void* data = nullptr;
-    if (file < 0 || fstat(file, &status) != 0)
-        data = MAP_FAILED;
-    else if (status.st_size > 0)  // mmap refuses an empty file
-        data = mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file,
-                    0);
-    const int reason = errno;
-    if (file >= 0) close(file);
-    if (data == MAP_FAILED)
-        throw Error("cannot read " + path.string() + ": " + std::strerror(reason));
-    data_ = static_cast<std::byte*>(data);
-    size_ = static_cast<std::size_t>(status.st_size);
-}
-
-MappedFile::~MappedFile() {
-    if (data_ != nullptr) munmap(data_, size_);
 }
 
 }  // namespace pass

@@ -60,21 +60,4 @@ class HostMemory : public Memory {
 // The bytes of an element of type `dtype`.
 std::size_t item_size(const std::string& dtype);
 
-// A file, mapped into memory for reading.
-class MappedFile {
-   public:
-    // Throws Error if the file cannot be read.
-    explicit MappedFile(const std::filesystem::path& path);
-    ~MappedFile();
-    MappedFile(const MappedFile&) = delete;
-    MappedFile& operator=(const MappedFile&) = delete;
-
-    std::byte* data() const { return data_; }
-    std::size_t size() const { return size_; }
-
-   private:
-    std::byte* data_ = nullptr;
-    std::size_t size_ = 0;
-};
-
 }  // namespace pass

@@ -17,8 +17,10 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <vector>
 
 #include "bundle/manifest.h"
+#include "bundle/open_files.h"
 #include "errors.h"
 
 namespace pass {
@@ -91,6 +93,28 @@ std::filesystem::path cache_directory() {
     const std::string home = environment("HOME");
     return home.empty() ? std::filesystem::path()
                         : std::filesystem::path(home) / ".cache" / "pass-toolkit";
+}
+
+std::map<std::string, std::string> identities(const std::filesystem::path& bundle) {
+    std::map<std::string, std::string> found;
+    std::error_code error;
+    for (const auto& file : std::filesystem::directory_iterator(bundle, error)) {
+        if (const auto identity = identity_of(file.path()))
+            found[file.path().filename().string()] = identity->text;
+    }
+    return found;
+}
+
+void check_unchanged(const std::filesystem::path& bundle, const Manifest& manifest,
+                     const std::map<std::string, std::string>& before) {
+    const std::map<std::string, std::string> after = identities(bundle);
+    std::vector<std::string> names{manifest_file};
+    for (const auto& [name, info] : manifest.files) names.push_back(name);
+    for (const std::string& name : names) {
+        const auto first = before.find(name), last = after.find(name);
+        if (first == before.end() || last == after.end() || first->second != last->second)
+            throw changed_bundle("its files were replaced while it was opened");
+    }
 }
 
 std::string sha256(std::string_view data) {
@@ -171,12 +195,8 @@ namespace {
 
 // The files that this runtime opens, except weights, which graphs name.
 std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Manifest& manifest) {
-    std::set<std::string> used{tokenizer_file, manifest.trunk.file, manifest.logprobs.file};
-    for (const PlanInfo& plan : manifest.plans) {
-        for (const auto& [sampler, tail] : plan.tails) used.insert(tail.file);
-    }
-    if (manifest.processors) used.insert(manifest.processors->file);
-    for (const DerivedTrunk& derived : manifest.derived) used.insert(derived.file);
+    std::set<std::string> used = manifest.graph_files();
+    used.insert(tokenizer_file);
     if (!manifest.derived.empty() && !std::filesystem::exists(bundle / manifest.trunk.file))
         used.erase(manifest.trunk.file);  // exported for one device alone
     for (const char* name : chat_template_files) {

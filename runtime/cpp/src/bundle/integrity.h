@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "bundle/manifest.h"
+
 namespace pass {
 
 // The hash of `data` in hexadecimal.
@@ -15,6 +17,14 @@ std::string sha256(std::string_view data);
 
 // The hash of a file. Throws Error if it cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
+
+// What identifies the present content of each file of a directory, by name; empty if it cannot be
+// read.
+std::map<std::string, std::string> identities(const std::filesystem::path& bundle);
+
+// Throws Error if a file of the bundle has not the identity that it had before.
+void check_unchanged(const std::filesystem::path& bundle, const Manifest& manifest,
+                     const std::map<std::string, std::string>& before);
 
 // The directory for caches: $PASS_CACHE, else the user's cache directory/pass-toolkit; or empty.
 std::filesystem::path cache_directory();

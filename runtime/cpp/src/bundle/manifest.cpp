@@ -112,6 +112,16 @@ std::vector<Tree> Manifest::trees(const std::function<bool(const std::string&)>&
     return result;
 }
 
+std::set<std::string> Manifest::graph_files() const {
+    std::set<std::string> names{trunk.file, logprobs.file};
+    for (const PlanInfo& plan : plans) {
+        for (const auto& [sampler, tail] : plan.tails) names.insert(tail.file);
+    }
+    if (processors) names.insert(processors->file);
+    for (const DerivedTrunk& each : derived) names.insert(each.file);
+    return names;
+}
+
 const PlanInfo& Manifest::plan(const std::string& name) const {
     std::string names;
     for (const PlanInfo& info : plans) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -180,6 +181,9 @@ struct Manifest {
     // the engine in use; a tree is left out unless all of its tails are built.
     std::vector<Tree> trees(const std::function<bool(const std::string&)>& built =
                                 [](const std::string&) { return true; }) const;
+
+    // The files of all graphs.
+    std::set<std::string> graph_files() const;
 
     // The plan with this name. Throws Error if the bundle has none.
     const PlanInfo& plan(const std::string& name) const;

@@ -20,7 +20,6 @@ Words4 philox4x32(Words4 counter, Words2 key);
 inline const std::array<std::string, 3> noise_streams{"noise_offsets", "accept_offsets",
                                                       "draft_offsets"};
 
-inline constexpr const char* noise_tables_file = "tail.noise.data";
 inline constexpr const char* noise_scheme = "block-race-1";  // how the tails use the tables
 inline constexpr int noise_block_size = 8;                   // token ids in a block
 inline constexpr int noise_row_entries = 16;                 // entries in a row of a table

@@ -52,27 +52,6 @@ std::optional<std::string> fed_input(const std::string& output) {
     return std::nullopt;
 }
 
-std::vector<HeadArray> head_arrays(const ModelInfo& model, const HeadInfo& head) {
-    constexpr std::int64_t max_bytes = std::int64_t{1} << 56;  // more than any file has
-    std::vector<HeadArray> arrays{{"head_table", {model.vocab_size, head.rank}, 2},
-                                  {"head_hidden", {model.hidden_size, head.width}},
-                                  {"head_token", {head.rank, head.width}},
-                                  {"head_state", {head.width, head.width}},
-                                  {"head_bias", {head.width}},
-                                  {"head_out", {head.width, head.rank}}};
-    std::int64_t end = 0;
-    for (HeadArray& array : arrays) {
-        array.offset = (end + 63) / 64 * 64;
-        array.bytes = array.item_bytes;
-        for (const std::int64_t size : array.shape) {
-            if (__builtin_mul_overflow(array.bytes, size, &array.bytes) || array.bytes > max_bytes)
-                array.bytes = max_bytes;
-        }
-        end = array.offset + array.bytes;
-    }
-    return arrays;
-}
-
 std::string text_of(const std::vector<Dimension>& shape) {
     std::string text;
     for (const Dimension& size : shape) {

@@ -1,13 +1,12 @@
 """The backend for ONNX Runtime. Importing it raises PassError if ONNX Runtime is not installed."""
 
-from pass_runtime.errors import PassError
-from pass_runtime.packages import MISSING_MESSAGE
+from pass_runtime.packages import not_installed
 
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
     if error.name != "onnxruntime":
         raise
-    raise PassError(MISSING_MESSAGE) from None
+    raise not_installed("onnxruntime", "cpu") from None
 
 __all__ = ["onnxruntime"]

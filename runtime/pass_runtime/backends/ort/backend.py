@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ import onnxruntime as ort
 
 from pass_runtime.backends.base import (
     DEFAULT_BATCH,
+    MAX_SCORED_ROWS,
     Backend,
     Capabilities,
     PassKind,
@@ -35,7 +36,6 @@ from pass_runtime.backends.memory import Memory, wide_chunks
 from pass_runtime.backends.ort.engine import (
     check_graph,
     choose_device,
-    map_shared,
     open_memory,
     open_session,
 )
@@ -50,8 +50,9 @@ from pass_runtime.backends.ort.trunks import (
     log,
     open_trunk,
 )
-from pass_runtime.bundle.bindings import Bindings
+from pass_runtime.bundle.bindings import PREFILL, Bindings
 from pass_runtime.bundle.manifest import Graph, Manifest
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import PAST, PRESENT
 from pass_runtime.errors import PassError
@@ -148,6 +149,7 @@ class OrtBackend(Backend):
             capacities,
             (*wide, *PREFILL_WIDTHS),
             slots,
+            scored_widths=tuple(width for width in PREFILL_WIDTHS if width <= MAX_SCORED_ROWS),
             chunk_capacities=wide,
             trees=manifest.tree_sizes(),
             rounds_activations=kind == "cpu"
@@ -156,27 +158,24 @@ class OrtBackend(Backend):
             same_entries=isinstance(kernels, Kernels),
             kernels=kernels.name if isinstance(kernels, Kernels) else "onnxruntime",
         )
-        super().__init__(bundle, manifest, capabilities, memory or open_memory(self._device))
+        files = OpenFiles.of_graphs(bundle, manifest)
+        memory = memory or open_memory(self._device)
+        super().__init__(bundle, manifest, capabilities, memory, files)
         self._finalizer = weakref.finalize(self, self.memory.close)
         self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         # Bindings to the KV cache, valid until it is resized.
         self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch size
-        self._bound_prefills = BoundSessions[tuple[int, int]]()  # by width and slot
+        self._bound_prefills = BoundSessions[tuple[int, int, bool]]()  # by width, slot and scored
         # By `PassKind.tail_key` and `logprobs_key`, and likewise for the processors.
         self._bound_tails = BoundSessions[tuple[Hashable, ...]]()
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
         slots = self.capabilities.slots
-        trunks = open_trunk(self.bundle, self.manifest, self._device, slots, threads, exact=exact)
+        trunks = open_trunk(self.files, self.manifest, self._device, slots, threads, exact=exact)
         self._note_capture(trunks.plain.file, trunks.plain)
         return trunks
-
-    @cached_property
-    def _shared(self) -> Mapping[str, ort.OrtValue]:
-        """The constants that tails share on the CPU; none on a GPU, where each has its own copy."""
-        return map_shared(self.bundle, self.manifest) if self.capabilities.device == "cpu" else {}
 
     def close(self) -> None:
         self._bound_trunks.clear()
@@ -221,9 +220,16 @@ class OrtBackend(Backend):
             for name, shape in self.result_shapes(kind).items()
         }
 
-    def _run_prefill(self, slot: int, plan: Plan) -> None:
-        make = partial(self._bind_trunk, plan, 1, slot=slot, prefill=True)
-        self._in_thread(lambda: self._run(self._bound_prefills.get((plan.width, slot), make)))
+    def _run_prefill(self, slot: int, plan: Plan, *, scored: bool) -> None:
+        self._in_thread(lambda: self._run_prefill_graphs(slot, plan, scored))
+
+    def _run_prefill_graphs(self, slot: int, plan: Plan, scored: bool) -> None:
+        make = partial(self._bind_trunk, plan, 1, slot=slot, prefill=True, scored=scored)
+        self._run(self._bound_prefills.get((plan.width, slot, scored), make))
+        if scored:
+            bindings = self.bindings.logprobs(plan, 1, scope=PREFILL)
+            bind = partial(self._bind_graph, tail=self.manifest.logprobs, bindings=bindings)
+            self._run(self._bound_tails.get((plan.name, "logprobs"), bind))
 
     def _run(self, bound: BoundSession) -> None:
         """Run a session. If it fails, raise DeviceLost if that is the reason."""
@@ -234,9 +240,16 @@ class OrtBackend(Backend):
             raise
 
     def _bind_trunk(
-        self, plan: Plan, batch: int, graph_id: int, *, slot: int = 0, prefill: bool = False
+        self,
+        plan: Plan,
+        batch: int,
+        graph_id: int,
+        *,
+        slot: int = 0,
+        prefill: bool = False,
+        scored: bool = False,
     ) -> BoundSession:
-        bindings = self.bindings.trunk(plan, batch, prefill=prefill)
+        bindings = self.bindings.trunk(plan, batch, prefill=prefill, scored=scored)
         past, present = self._cache_tensors(slot, batch)
         trunk = self._trunks.of(plan)
         if trunk.file not in self.captures:
@@ -307,9 +320,8 @@ class OrtBackend(Backend):
         """Return the session of a tail, opened with one thread: further threads would wait spinning
         on the cores that the trunk's next pass needs, which doubled the time of a pass."""
         if graph.file not in self._tails:
-            session = open_session(
-                self.bundle / graph.file, self._device, threads=1, shared=self._shared
-            )
+            path = self.bundle / graph.file
+            session = open_session(path, self._device, threads=1, files=self.files)
             check_graph(session, graph)
             self._note_capture(graph.file, session)
             self._tails[graph.file] = session

@@ -1,5 +1,5 @@
-"""Opens ONNX Runtime sessions: chooses the device and its options, shares constants among sessions,
-and checks that a session's graph is the one in the manifest."""
+"""Opens ONNX Runtime sessions: chooses the device and its options, and checks that a session's
+graph is the one in the manifest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from pass_runtime.backends.cuda import (
@@ -24,11 +20,9 @@ from pass_runtime.backends.cuda import (
 )
 from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory, Memory
-from pass_runtime.backends.ort.external_data import resolve_links
 from pass_runtime.backends.ort.kernels import library
-from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
 from pass_runtime.bundle.manifest import Graph, Manifest
-from pass_runtime.bundle.noise import ROW_SIZE, TABLES, TABLES_FILE
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.read import METADATA_KEY, trunk_metadata
 from pass_runtime.errors import PassError
 from pass_runtime.packages import why_no_cuda
@@ -49,7 +43,8 @@ PROVIDER_OPTIONS: Mapping[str, Sequence[Mapping[str, str]]] = {
 """Device -> the provider's options to try in turn. With capture, ONNX Runtime refuses a graph that
 has a node on the CPU, so the second options do not capture. TF32 would round float32."""
 
-WEIGHTS_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
+NO_COPIES = "session.use_external_initializer_file_buffers_directly"
+"""The option with which ONNX Runtime, from 1.31 on, copies no weights that it is given."""
 
 
 def choose_device(device: str) -> str:
@@ -94,7 +89,7 @@ def open_session(
     threads: int = 0,
     *,
     exact: bool = False,
-    shared: Mapping[str, ort.OrtValue] = MappingProxyType({}),
+    files: OpenFiles | None = None,
 ) -> ort.InferenceSession:
     """Open a session of the graph `path` on `device`. Raises PassError if that fails. The session
     gets the attributes `captures` (whether it captures CUDA graphs), `not_captured` (ONNX Runtime's
@@ -102,16 +97,22 @@ def open_session(
 
     threads: 0 lets ONNX Runtime choose. exact: fuse no nodes and pack no weights. Fused kernels
     round activations to 8 bits; without them quantized weights are multiplied in float32, slowly.
-    shared: constants, by name, that the session reads from this memory and not from the file.
+    files: those of the graph's folder that are open already; None opens the graph and all data.
     """
+    if files is None:
+        data = (each.name for each in path.parent.glob("*.data"))
+        files = OpenFiles(path.parent, [path.name, *data])
+    if path.name not in files.graphs:
+        raise PassError(f"{path} is missing; export the bundle again")
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = threads
     kind, ordinal = split_device(device)
     # A memory pattern would be kept for every shape, and there are many on the CPU.
     options.enable_mem_pattern = kind != "cpu"
-    for name, value in shared.items():
-        options.add_initializer(name, value)
+    names, contents = [*files.data], [*files.data.values()]
+    options.add_session_config_entry(NO_COPIES, "1")
+    options.add_external_initializers_from_files_in_memory(names, contents, [*map(len, contents)])
     if exact:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -121,16 +122,15 @@ def open_session(
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of onnxruntime-gpu, if installed
     if ordinal:  # ONNX Runtime's own error would not say how many GPUs there are.
         require_device(import_api(), ordinal)
-    source: str | bytes | Path = path
-    if (resolved := resolve_links(path)) is not None:
-        source, folder = resolved
-        options.add_session_config_entry(WEIGHTS_FOLDER_OPTION, str(folder))
     provider, errors = PROVIDERS[kind][0], []
     for settings in provider_options(device):
         try:
             # By default (enable_fallback=1), it would open a session on the CPU if CUDA fails.
             session = ort.InferenceSession(
-                source, options, providers=[(provider, settings)], enable_fallback=0
+                files.graphs[path.name],
+                options,
+                providers=[(provider, settings)],
+                enable_fallback=0,
             )
             break
         except Exception as error:  # onnxruntime raises bare classes of its own
@@ -152,24 +152,8 @@ def open_session(
         log.warning(
             "%s runs without a CUDA graph, which makes passes slower: %s", path.name, errors[0]
         )
-    session.shared = shared  # Keeps the constants' memory as long as the session.
+    session.files = files  # Keeps the weights' memory as long as the session.
     return session
-
-
-def map_shared(bundle: Path, manifest: Manifest) -> Mapping[str, ort.OrtValue]:
-    """Map the files of the constants that tails read, noise tables and draft head, and return them
-    by name. ONNX Runtime itself would map them again for every tail, and the process's resident
-    size would count the pages of each mapping."""
-    tables = np.memmap(bundle / TABLES_FILE, "<i4", "r").reshape(len(TABLES), -1, ROW_SIZE)
-    shared: dict[str, npt.NDArray[Any]] = dict(zip(TABLES, tables, strict=True))
-    if (info := manifest.lookahead.head) is not None:
-        model = manifest.model
-        head = map_head(
-            bundle / HEAD_FILE,
-            head_layout(model.vocab_size, model.hidden_size, info.rank, info.width),
-        )
-        shared |= {f"{HEAD_PREFIX}{name}": array for name, array in vars(head).items()}
-    return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in shared.items()}
 
 
 def open_memory(device: str) -> Memory:

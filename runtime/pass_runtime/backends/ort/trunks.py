@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from pass_runtime.backends.memory import Memory
 from pass_runtime.backends.ort.engine import PROVIDERS, check_graph, open_session
 from pass_runtime.backends.ort.kernels import HOW_TO_GET, Kernels, find_kernels
 from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.errors import PassError
 
@@ -197,7 +197,13 @@ def cpu_kernels(manifest: Manifest, device: str) -> Kernels | str | None:
 
 
 def open_trunk(
-    bundle: Path, manifest: Manifest, device: str, slots: int, threads: int, *, exact: bool = False
+    files: OpenFiles,
+    manifest: Manifest,
+    device: str,
+    slots: int,
+    threads: int,
+    *,
+    exact: bool = False,
 ) -> Trunks:
     """Open the trunk. On the CPU one session runs all passes: of our own kernels, or of the
     portable trunk where these are missing. On CUDA, if the bundle has a trunk for passes without
@@ -206,7 +212,7 @@ def open_trunk(
     `open_session`). Raises PassError if the bundle has no trunk that can run."""
 
     def open_file(file: str) -> ort.InferenceSession:
-        session = open_session(bundle / file, device, threads, exact=exact)
+        session = open_session(files.folder / file, device, threads, exact=exact, files=files)
         check_graph(session, manifest.trunk, manifest)
         return session
 
@@ -218,13 +224,13 @@ def open_trunk(
     missing = found if isinstance(found, str) else None
     if exact or missing is not None:
         lookahead_file = plain_file = manifest.trunk.file
-    if not (bundle / plain_file).exists():
+    if plain_file not in files.graphs:
         remedy = (
             f"its kernels are missing ({missing}): {HOW_TO_GET}"
             if missing is not None
             else "it was exported for the CPU alone: export it with --target any"
         )
-        raise PassError(f"{bundle} cannot run: {remedy}")
+        raise PassError(f"{files.folder} cannot run: {remedy}")
     if missing is not None and not exact:
         device_log.warning(
             "ONNX Runtime's kernels run in place of ours, which are missing (%s): passes are "

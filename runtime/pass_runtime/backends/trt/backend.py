@@ -20,8 +20,9 @@ from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine, engine_shapes
 from pass_runtime.backends.trt.engine_sets import RuntimeCache, Shared, choose_engines
 from pass_runtime.backends.trt.library import Library, find_library, import_library
-from pass_runtime.bundle.bindings import Binding, Bindings
+from pass_runtime.bundle.bindings import PREFILL, Binding, Bindings
 from pass_runtime.bundle.manifest import EngineSet, Graph, Manifest
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
@@ -54,11 +55,13 @@ class TrtBackend(Backend):
         largest, in tokens): None is what the engines were built for. ordinal: the GPU's number."""
         capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
         self._cuda = Cuda(api, STAGING_BYTES, ordinal)
-        super().__init__(bundle, manifest, capabilities, self._cuda)
+        directory = engines.path(bundle)
+        files = OpenFiles(directory, (engine.file for engine in engines.engines))
+        super().__init__(bundle, manifest, capabilities, self._cuda, files)
         self._engine_set = engines
         kernels = None
         if find_library(engines.library).compiles_kernels:
-            kernels = RuntimeCache(library, engines.path(bundle) / RUNTIME_CACHE_FILE)
+            kernels = RuntimeCache(library, directory / RUNTIME_CACHE_FILE)
         self._shared = Shared(library, self._cuda, kernels)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}  # by what they run, see `_program`
@@ -151,12 +154,18 @@ class TrtBackend(Backend):
         self._program("pass", _pass_key(kind), make_work).run()
         return results
 
-    def _run_prefill(self, slot: int, plan: Plan) -> None:
-        self._program(
-            "prefill",
-            (plan.width, slot),
-            lambda: ([self._bind_trunk(plan, 1, slot, prefill=True)], ()),
-        ).run()
+    def _run_prefill(self, slot: int, plan: Plan, *, scored: bool) -> None:
+        key = (plan.width, slot, *(["with logprobs"] if scored else []))
+
+        def make_work() -> Work:
+            calls = [self._bind_trunk(plan, 1, slot, prefill=True, scored=scored)]
+            if scored:
+                bindings = self.bindings.logprobs(plan, 1, scope=PREFILL)
+                kind = PassKind(plan, 1, "greedy")
+                calls.append(self._bind_tail(kind, self.manifest.logprobs, bindings))
+            return calls, ()
+
+        self._program("prefill", key, make_work).run()
 
     def _program(self, what: str, key: tuple[Any, ...], make_work: Callable[[], Work]) -> Program:
         """Return the program that runs `what` ("pass", "trunk", "tail" or "prefill") with `key`.
@@ -168,10 +177,16 @@ class TrtBackend(Backend):
         return self._programs[key]
 
     def _bind_trunk(
-        self, plan: Plan, batch: int, slot: int = 0, *, prefill: bool = False
+        self,
+        plan: Plan,
+        batch: int,
+        slot: int = 0,
+        *,
+        prefill: bool = False,
+        scored: bool = False,
     ) -> tuple[TrtEngine, EngineCall]:
         """Return the trunk's engine and its call, for `batch` slots from `slot` on."""
-        bindings = self.bindings.trunk(plan, batch, prefill=prefill)
+        bindings = self.bindings.trunk(plan, batch, prefill=prefill, scored=scored)
         engine = self._engine(self.manifest.trunk)
         shapes, addresses = self._shapes_and_addresses(bindings)
         # Of this input only the length matters.
@@ -238,12 +253,11 @@ class TrtBackend(Backend):
                     f"{self._engine_set.directory} has no engine of {graph.file}; build the "
                     "engines again"
                 )
-            path = self._engine_set.path(self.bundle) / file.file
             capacity = self._engine_set.capacities[-1]
             shapes = engine_shapes(
                 graph, capacity, self.capabilities.least_width, trunk=graph == self.manifest.trunk
             )
-            self._engines[graph.file] = TrtEngine(self._shared, path, file, shapes)
+            self._engines[graph.file] = TrtEngine(self._shared, self.files, file, shapes)
         return self._engines[graph.file]
 
 
@@ -276,6 +290,8 @@ def _capabilities(
         kernels=engines.library,
         engine_positions=listed_positions(built),
         keeps_graphs=True,
+        # the windows of passes that verify drafts and of plain ones, which give all rows logits
+        scored_widths=(engines.lookahead + 1, 1),
     )
 
 

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +13,7 @@ from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.backends.trt.engine_sets import Shared, log
 from pass_runtime.bundle.manifest import EngineFile, Graph
+from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 from pass_runtime.errors import PassError
 
@@ -72,13 +71,14 @@ class TrtEngine:
     """
 
     def __init__(
-        self, shared: Shared, path: Path, file: EngineFile, shapes: Mapping[str, Shape]
+        self, shared: Shared, files: OpenFiles, file: EngineFile, shapes: Mapping[str, Shape]
     ) -> None:
-        """shapes: from `engine_shapes`. Raises PassError if the engine cannot be loaded, or is not
-        what the manifest describes."""
-        self._shared, self._cuda, self._file, self._path = shared, shared.cuda, file, path
+        """files: all engines of the set. file: this one. shapes: from `engine_shapes`. Raises
+        PassError if the engine cannot be loaded, or is not what the manifest describes."""
+        self._shared, self._cuda, self._file = shared, shared.cuda, file
+        self._path = path = files.folder / file.file
         shared.clear_errors()
-        self._engine = shared.runtime.deserialize_cuda_engine(map_file(path))
+        self._engine = shared.runtime.deserialize_cuda_engine(files.data[file.file])
         if self._engine is None:
             raise PassError(
                 f"{path} cannot be loaded on this GPU (deserialize_cuda_engine: "
@@ -190,15 +190,6 @@ class TrtEngine:
         """Free the contexts and then the engine, in the order that TensorRT requires."""
         self._contexts.clear()
         self._config = self._engine = None
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """Map a file into memory, so that only what is used is read. Raises PassError if that fails."""
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise PassError(f"cannot read {path}: {error}") from None
 
 
 class Program:

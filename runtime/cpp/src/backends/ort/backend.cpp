@@ -62,12 +62,10 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
 
 OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
                        const LoadOptions& options, Engine engine)
-    : Backend(manifest, capabilities_of(manifest, options, engine), std::move(engine.memory)),
+    : Backend(manifest, capabilities_of(manifest, options, engine), std::move(engine.memory),
+              OpenFiles::of_graphs(bundle, manifest)),
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
-    // On other devices each tail has its own copy of these constants.
-    if (engine_.device.on_cpu())
-        shared_ = std::make_unique<SharedTensors>(engine_.library, bundle_, manifest_);
     open_trunks(options);
     if (engine_.device.captures())
         thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
@@ -98,8 +96,8 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
     if (!kernels.name.empty())
         log(LogLevel::info, "kernels " + kernels.name + " of " + kernels.path.string());
     const auto open = [&](const std::string& file) {
-        auto trunk = std::make_unique<OrtGraph>(engine_.library, engine_.device, bundle_ / file,
-                                                options.threads, nullptr, kernels.path);
+        auto trunk = std::make_unique<OrtGraph>(engine_.library, engine_.device, files_, file,
+                                                options.threads, kernels.path);
         note_uncaptured(*trunk);
         trunk->check(manifest_.trunk, &manifest_);
         return trunk;
@@ -231,8 +229,8 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
 const OrtGraph& OrtBackend::tail_session(const Graph& graph) {
     std::unique_ptr<OrtGraph>& tail = tails_[graph.file];
     if (tail == nullptr) {
-        auto opened = std::make_unique<OrtGraph>(engine_.library, engine_.device,
-                                                 bundle_ / graph.file, 1, shared_.get());
+        auto opened =
+            std::make_unique<OrtGraph>(engine_.library, engine_.device, files_, graph.file, 1);
         note_uncaptured(*opened);
         opened->check(graph);
         tail = std::move(opened);

@@ -63,7 +63,6 @@ class OrtBackend : public Backend {
 
     std::filesystem::path bundle_;
     Engine engine_;
-    std::unique_ptr<SharedTensors> shared_;  // null except on the CPU
     std::unique_ptr<OrtGraph> trunk_;
     std::unique_ptr<OrtGraph> plain_trunk_;  // for passes without look-ahead rows; null: trunk_
     std::map<std::string, std::unique_ptr<OrtGraph>> tails_;  // by file

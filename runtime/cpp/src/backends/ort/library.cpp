@@ -16,6 +16,15 @@ namespace pass {
 
 namespace {
 
+// ONNX Runtime and onnxruntime-genai report their use to their maker, unless this variable says 1
+// when they are loaded; 0 in the environment is kept. It is set when libpass is loaded, because
+// setenv may not run beside another thread's getenv, and a program then usually has one thread.
+[[maybe_unused]] const bool telemetry_is_set = [] {
+    constexpr const char* name = "ORT_DISABLE_TELEMETRY";
+    const char* set = std::getenv(name);
+    return (set != nullptr && *set != '\0') || setenv(name, "1", 1) == 0;
+}();
+
 // The path or name by which the library is opened. given: LoadOptions::onnxruntime.
 std::string library_name(const std::filesystem::path& given) {
     if (!given.empty()) return given.string();

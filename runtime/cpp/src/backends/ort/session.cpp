@@ -6,45 +6,11 @@
 #include <set>
 #include <thread>
 
-#include "bundle/noise.h"
 #include "bundle/tensors.h"
 #include "errors.h"
 #include "log.h"
 
 namespace pass {
-
-SharedTensors::SharedTensors(std::shared_ptr<const OrtLibrary> library,
-                             const std::filesystem::path& bundle, const Manifest& manifest)
-    : library_(std::move(library)) {
-    const MappedFile& tables =
-        *files_.emplace_back(std::make_unique<MappedFile>(bundle / noise_tables_file));
-    constexpr std::size_t row_bytes = noise_row_entries * sizeof(std::int32_t);
-    const std::size_t rows = tables.size() / 2 / row_bytes;  // of each of the two tables
-    const std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows), noise_row_entries};
-    add("noise_table_1", tables, 0, rows * row_bytes, shape, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
-    add("noise_table_2", tables, tables.size() / 2, rows * row_bytes, shape,
-        ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32);
-    if (!manifest.lookahead.head) return;
-
-    const MappedFile& head = *files_.emplace_back(std::make_unique<MappedFile>(bundle / head_file));
-    for (const HeadArray& array : head_arrays(manifest.model, *manifest.lookahead.head)) {
-        add(array.name, head, static_cast<std::size_t>(array.offset),
-            static_cast<std::size_t>(array.bytes), array.shape,
-            element_type(array.item_bytes == 2 ? "float16" : "float32"));
-    }
-}
-
-void SharedTensors::add(const std::string& name, const MappedFile& file, std::size_t offset,
-                        std::size_t size, const std::vector<std::int64_t>& shape,
-                        ONNXTensorElementDataType type) {
-    const OrtApi& api = library_->api();
-    if (offset + size > file.size())
-        throw Error("the bundle's tail data are too short; export the bundle again");
-    const auto memory = library_->make(api.CreateCpuMemoryInfo, api.ReleaseMemoryInfo,
-                                       OrtArenaAllocator, OrtMemTypeDefault);
-    values_.emplace_back(name,
-                         library_->tensor(memory.get(), file.data() + offset, size, shape, type));
-}
 
 ONNXTensorElementDataType element_type(const std::string& dtype) {
     if (dtype == "int64") return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
@@ -142,25 +108,25 @@ TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInf
 }  // namespace
 
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
-                   const std::filesystem::path& path, int threads, const SharedTensors* shared,
+                   const OpenFiles& files, const std::string& file, int threads,
                    const std::filesystem::path& kernels)
     : library_(std::move(library)),
-      file_(path.filename().string()),
+      file_(file),
       device_(device),
       session_(nullptr, library_->api().ReleaseSession) {
+    const std::string& content = files.graph(file);
     for (std::size_t index = 0; session_ == nullptr; ++index) {
         try {
-            const Owned<OrtSessionOptions> options = session_options(threads, shared, kernels);
-            map_linked(path.parent_path(), options.get());
+            const Owned<OrtSessionOptions> options = session_options(files, threads, kernels);
             append_provider(*library_, options.get(), device_, device_.options[index]);
             LateThreads workers;
             workers.give_to(*library_, options.get());
             OrtSession* session = nullptr;
-            OrtStatus* status = library_->api().CreateSession(library_->environment(), path.c_str(),
-                                                              options.get(), &session);
+            OrtStatus* status = library_->api().CreateSessionFromArray(
+                library_->environment(), content.data(), content.size(), options.get(), &session);
             session_.reset(session);
             workers.begin();
-            library_->check(status, "onnxruntime cannot load " + path.string());
+            library_->check(status, "onnxruntime cannot load " + files.path(file).string());
             captures_ = device_.captures(index);
         } catch (const Error& error) {
             if (index + 1 == device_.options.size()) throw;
@@ -170,36 +136,12 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
     }
 }
 
-void OrtGraph::map_linked(const std::filesystem::path& bundle, OrtSessionOptions* options) {
-    std::vector<std::string> names;
-    bool has_links = false;
-    for (const auto& file : std::filesystem::directory_iterator(bundle)) {
-        has_links = has_links || file.is_symlink();
-        if (file.path().extension() == ".data" && file.is_regular_file())
-            names.push_back(file.path().filename().string());
-    }
-    if (!has_links) return;
-    weights_.clear();
-    std::vector<const char*> file_names;
-    std::vector<char*> addresses;
-    std::vector<std::size_t> sizes;
-    for (const std::string& name : names) {
-        weights_.push_back(std::make_unique<MappedFile>(bundle / name));
-        file_names.push_back(name.c_str());
-        addresses.push_back(reinterpret_cast<char*>(weights_.back()->data()));
-        sizes.push_back(weights_.back()->size());
-    }
-    const OrtApi& api = library_->api();
-    library_->check(api.AddSessionConfigEntry(options, no_copies_option, "1"));
-    library_->check(api.AddExternalInitializersFromFilesInMemory(
-        options, file_names.data(), addresses.data(), sizes.data(), names.size()));
-}
-
-Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTensors* shared,
+Owned<OrtSessionOptions> OrtGraph::session_options(const OpenFiles& files, int threads,
                                                    const std::filesystem::path& kernels) const {
     const OrtApi& api = library_->api();
     Owned<OrtSessionOptions> options =
         library_->make(api.CreateSessionOptions, api.ReleaseSessionOptions);
+    library_->check(api.SetSessionLogId(options.get(), file_.c_str()));
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // ONNX Runtime would keep a memory pattern for every shape, and on the CPU there are many.
@@ -207,10 +149,17 @@ Owned<OrtSessionOptions> OrtGraph::session_options(int threads, const SharedTens
         (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
     if (!kernels.empty())
         library_->check(api.RegisterCustomOpsLibrary_V2(options.get(), kernels.c_str()));
-    if (shared != nullptr) {
-        for (const auto& [name, value] : shared->values())
-            library_->check(api.AddInitializer(options.get(), name.c_str(), value.get()));
+    std::vector<const char*> names;
+    std::vector<char*> addresses;
+    std::vector<std::size_t> sizes;
+    for (const auto& [name, data] : files.data()) {
+        names.push_back(name.c_str());
+        addresses.push_back(reinterpret_cast<char*>(data->data()));
+        sizes.push_back(data->size());
     }
+    library_->check(api.AddSessionConfigEntry(options.get(), no_copies_option, "1"));
+    library_->check(api.AddExternalInitializersFromFilesInMemory(
+        options.get(), names.data(), addresses.data(), sizes.data(), names.size()));
     return options;
 }
 

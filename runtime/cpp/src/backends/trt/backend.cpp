@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "backends/capabilities.h"
 #include "backends/trt/library.h"
@@ -68,6 +69,12 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     return result;
 }
 
+OpenFiles open_engines(const std::filesystem::path& directory, const EngineSet& engines) {
+    std::set<std::string> names;
+    for (const EngineFile& engine : engines.engines) names.insert(engine.file);
+    return {directory, names};
+}
+
 }  // namespace
 
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
@@ -84,7 +91,8 @@ TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
 
 TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
                        const LoadOptions& options, Opened opened)
-    : Backend(manifest, capabilities_of(manifest, opened.engines, options), std::move(opened.cuda)),
+    : Backend(manifest, capabilities_of(manifest, opened.engines, options), std::move(opened.cuda),
+              open_engines(engine_directory(bundle, opened.engines), opened.engines)),
       bundle_(std::move(bundle)),
       engine_set_(opened.engines),
       cuda_(static_cast<Cuda&>(*memory_)),
@@ -264,11 +272,10 @@ TrtEngine& TrtBackend::engine(const Graph& graph) {
         throw Error(engine_set_.directory + " has no engine of " + graph.file +
                     "; build the engines again");
     }
-    const std::filesystem::path path = engine_directory(bundle_, engine_set_) / file->file;
     const EngineShapes shapes =
         engine_shapes(graph, engine_set_.capacities.back(), capabilities_.least_width,
                       graph.file == manifest_.trunk.file);
-    loaded = std::make_unique<TrtEngine>(*api_, cuda_, scratch_, path, *file, shapes);
+    loaded = std::make_unique<TrtEngine>(*api_, cuda_, scratch_, files_, *file, shapes);
     return *loaded;
 }
 

@@ -61,11 +61,10 @@ std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
     return block_;
 }
 
-TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch,
-                     const std::filesystem::path& path, const EngineFile& file,
-                     const EngineShapes& shapes)
-    : api_(api), cuda_(cuda), path_(path.string()), file_(file) {
-    const MappedFile bytes(path);
+TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFiles& files,
+                     const EngineFile& file, const EngineShapes& shapes)
+    : api_(api), cuda_(cuda), path_(files.path(file.file).string()), file_(file) {
+    const MappedFile& bytes = *files.data().at(file.file);
     api_.take_errors();
     engine_ = api.deserialize({bytes.data(), bytes.size()});
     if (engine_ == nullptr) {

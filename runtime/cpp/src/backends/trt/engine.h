@@ -1,7 +1,6 @@
 // A TensorRT engine with its contexts, and calls that are replayed as CUDA graphs.
 #pragma once
 
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <span>
@@ -12,6 +11,7 @@
 #include "backends/cuda.h"
 #include "backends/trt/api.h"
 #include "bundle/manifest.h"
+#include "bundle/open_files.h"
 
 namespace pass {
 
@@ -49,8 +49,9 @@ class TrtScratch {
 // a CUDA graph is valid only while the context that it was captured from keeps its arguments.
 class TrtEngine {
    public:
-    // shapes: from `engine_shapes`. Throws Error if the engine does not load or has others.
-    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const std::filesystem::path& path,
+    // files: all engines of the set. file: this one. shapes: from `engine_shapes`. Throws Error if
+    // the engine does not load or has others.
+    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFiles& files,
               const EngineFile& file, const EngineShapes& shapes);
 
     // Output -> the input whose memory it shares.

@@ -1,0 +1,110 @@
+"""Takes keywords that allow every value out of JSON schemas, because llguidance refuses some
+keywords whatever their value. Generators write them for every object or list."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pass_runtime.text.dead_ends import LISTS, PARTS, SINGLE
+
+DIALECTS = re.compile(
+    r"http://json-schema\.org/draft-0[467]/schema#?|"
+    r"https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
+)
+"""The values of `$schema` that llguidance knows."""
+FORMATS = {
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
+    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
+    *("json-pointer", "relative-json-pointer", "regex"),
+}
+"""The formats that JSON Schema defines. Others, such as `password`, are annotations: a validator
+must not fail on them."""
+REFUSED = {
+    **dict.fromkeys(("uniqueItems", "contains", "minContains", "maxContains"), "array"),
+    **dict.fromkeys(("propertyNames", "dependentRequired", "dependentSchemas"), "object"),
+    **{"unevaluatedItems": "array", "unevaluatedProperties": "object", "dependencies": "object"},
+}
+"""Keywords that llguidance always refuses, and the type of the values that they can limit."""
+ANNOTATIONS = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+    *("$id", "$anchor", "$comment", "$schema", "$defs", "definitions"),
+}
+"""Keywords that limit no value."""
+
+
+def without_neutral_keywords(schema: Any) -> Any:
+    """Return a schema with the same values as `schema`, which is not changed. A schema that is
+    nested too deep is returned as it is."""
+    try:
+        changed = copy.deepcopy(schema)
+        for _, part in places(changed):
+            for key in [key for key in part if _is_neutral(key, part)]:
+                del part[key]
+    except RecursionError:
+        return schema
+    return changed
+
+
+def places(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path to each object in a schema that is a schema itself, and the object."""
+    if not isinstance(schema, dict):
+        return
+    yield path, schema
+    for key, value in schema.items():
+        if key in PARTS and isinstance(value, dict):
+            for name, part in value.items():
+                yield from places(part, (*path, key, name))
+        elif key in LISTS and isinstance(value, list):
+            for i, part in enumerate(value):
+                yield from places(part, (*path, key, str(i)))
+        elif key in SINGLE:
+            yield from places(value, (*path, key))
+
+
+def _is_neutral(key: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a keyword of a schema allows every value, of those that llguidance may refuse."""
+    value, types = schema[key], _types(schema)
+    if key in REFUSED and types and REFUSED[key] not in types:
+        return True
+    match key:
+        case "$schema":
+            return isinstance(value, str) and DIALECTS.fullmatch(value) is None
+        case "format":
+            return isinstance(value, str) and value not in FORMATS
+        case "not" | "uniqueItems" | "$recursiveAnchor":
+            return value is False
+        case "propertyNames":
+            return _allows_all(value, "string")
+        case "unevaluatedItems" | "unevaluatedProperties":
+            return _allows_all(value)
+        case "contains":
+            return schema.get("minContains") == 0 and "maxContains" not in schema
+        case "minContains" | "maxContains":
+            return "contains" not in schema or _is_neutral("contains", schema)
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return isinstance(value, dict) and all(
+                each == [] or _allows_all(each) for each in value.values()
+            )
+        case "if":
+            return all(_allows_all(schema.get(branch, True)) for branch in ("then", "else"))
+        case "then" | "else":
+            return "if" not in schema or _allows_all(value)
+    return False
+
+
+def _allows_all(schema: Any, kind: str = "") -> bool:
+    """Whether a schema allows every value of the type `kind`; "" for every value at all."""
+    if not isinstance(schema, dict):
+        return schema is True
+    limits = {key for key in schema if key not in ANNOTATIONS and not _is_neutral(key, schema)}
+    return not limits or (limits == {"type"} and kind in _types(schema))
+
+
+def _types(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the types that the keyword `type` names."""
+    types = schema.get("type", [])
+    return types if isinstance(types, list) else [types]

@@ -1,0 +1,181 @@
+"""Log-probabilities of a prompt's own tokens are those of plain passes, however the prompt is read,
+and no cached K/V stand in for reading it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+from faulty import FaultyBackend, Fuse, session_of
+from reciting import runner_of
+from test_logprobs import log_softmax
+
+from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
+from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.decode.runner import Runner
+
+PROMPT = [2 + (i * 37 + i // 5) % 300 for i in range(150)]
+SCORED = GenerateOptions(0, prompt_logprobs=3)
+PLAIN = GenerateOptions(4, plan="ar", ignore_eos=True)
+ROUNDING = 1e-4
+"""float32 sums in another order than numpy's; the logits are up to 100."""
+
+
+@pytest.fixture(scope="module")
+def session(random_bundle):
+    with load(random_bundle, "cpu", threads=1, max_batch_size=2) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def expected(session: Session) -> list[np.ndarray]:
+    """For every token of PROMPT but the first, log-probabilities [V] at its place: the log-softmax
+    of the logits of a plain pass after the tokens before it."""
+    rows = []
+    for i in range(1, len(PROMPT)):
+        session.generate_ids(PROMPT[:i], GenerateOptions(1, plan="ar", ignore_eos=True)).result()
+        rows.append(log_softmax(session.backend.logits(ar_plan())[0, 0]))
+    return rows
+
+
+def values(session: Session, prompt: list[int], options: GenerateOptions = SCORED) -> list[float]:
+    first, *others = session.generate(prompt, options).result().prompt_logprobs
+    assert first is None
+    return [each.logprob for each in others]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 17, 66, 150])
+def test_they_are_the_log_softmax_of_the_logits_of_plain_passes(session, expected, length):
+    generation = session.generate(PROMPT[:length], SCORED).result()
+    first, *others = generation.prompt_logprobs
+    assert first is None and len(others) == length - 1
+    for token, row, value in zip(PROMPT[1:length], expected, others, strict=False):
+        assert value.logprob == pytest.approx(row[token], abs=ROUNDING)
+        ids, tops = zip(*value.top, strict=True)
+        assert tops == pytest.approx(np.sort(row)[::-1][:3], abs=ROUNDING)
+        assert tops == pytest.approx(row[list(ids)], abs=ROUNDING)
+
+
+@pytest.mark.parametrize("width", [1, 16, 64])
+@pytest.mark.parametrize("count", [1, 7, 16, 50])
+def test_the_size_of_the_pieces_changes_none(session, monkeypatch, width, count):
+    if count > width:
+        return
+    whole = values(session, PROMPT)
+    monkeypatch.setattr(
+        Runner, "_chunk", lambda _, start, stop, *__: (min(count, stop - start), width)
+    )
+    in_pieces = values(session, PROMPT)
+    same = session.backend.capabilities.same_entries  # but for the rounding of the sum of V numbers
+    assert in_pieces == pytest.approx(whole, abs=1e-5 if same else ROUNDING)
+
+
+def test_wide_windows_are_not_used_for_them(session):
+    """Their logits would take too much memory."""
+    runner = runner_of(session)
+    assert runner._chunk(0, 1000, None) == (256, 256)
+    assert runner._chunk(0, 1000, None, True) == (64, 64)
+    assert runner._chunk(0, 1000, 16, True) == (16, 16)
+
+
+def test_no_cached_entries_stand_in_for_the_prompt(session):
+    """Neither those of a slot nor saved ones; but others use what such a request has read."""
+    fresh = values(session, PROMPT)
+    other = [7, *PROMPT[1:]]
+    for prompt in (PROMPT, other, PROMPT, PROMPT):  # `other` takes the slots
+        session.generate(prompt, PLAIN).result()
+    options = GenerateOptions(2, prompt_logprobs=0, reuse_prefix=True, ignore_eos=True)
+    scored = session.generate(PROMPT, options).result()
+    assert scored.stats.cached_tokens == 0
+    assert [each.logprob for each in scored.prompt_logprobs[1:]] == fresh
+    reusing = session.generate(PROMPT, PLAIN).result()
+    if session.backend.capabilities.same_entries:
+        assert reusing.stats.cached_tokens == 144
+    assert reusing.token_ids[:2] == scored.token_ids
+
+
+def test_they_change_no_token_and_others_get_none(session):
+    """Requests with and without them, that wait, are read and decode beside each other."""
+    prompts = [PROMPT[i : i + 70] for i in range(6)]
+    sampling = SamplingParams(0.9, seed=3)
+    options = GenerateOptions(30, sampling, ignore_eos=True)
+    alone = [session.generate(each, options).result().token_ids for each in prompts]
+    apart = [values(session, each) for each in prompts]
+    requests = [
+        options if i % 2 else options.with_fields(prompt_logprobs=1) for i in range(len(prompts))
+    ]
+    together = [session.generate(*each) for each in zip(prompts, requests, strict=True)]
+    for i, generation in enumerate(together):
+        assert generation.result().token_ids == alone[i]
+        if i % 2:
+            assert generation.prompt_logprobs is None
+        else:
+            got = [each.logprob for each in generation.prompt_logprobs[1:]]
+            assert got == pytest.approx(apart[i], abs=ROUNDING)
+
+
+def test_texts_of_one_prompt_all_have_them(session):
+    alone = values(session, PROMPT)
+    options = [GenerateOptions(3, SamplingParams(1.0, seed=i), prompt_logprobs=i) for i in range(5)]
+    for i, generation in enumerate(session.generate_all(PROMPT, options)):
+        others = generation.result().prompt_logprobs[1:]
+        assert [each.logprob for each in others] == pytest.approx(alone, abs=ROUNDING)
+        assert {len(each.top) for each in others} == {i}
+
+
+def test_without_a_token_to_write_no_pass_runs(session):
+    generation = session.generate(PROMPT, SCORED)
+    assert list(generation) == []
+    assert (generation.finish_reason, generation.text) == ("length", "")
+    assert (generation.token_ids, generation.stats.passes) == ([], 0)
+    for count in (0, 1):
+        assert values(session, [5], GenerateOptions(count, prompt_logprobs=0)) == []
+    with pytest.raises(PassError, match="max-new-tokens must be at least 1, not 0, without prompt"):
+        GenerateOptions(0)
+    with pytest.raises(PassError, match="max-new-tokens must be at least 1, not -1"):
+        GenerateOptions(-1, prompt_logprobs=0)
+
+
+def test_the_first_piece_finds_all_of_them(session):
+    generation = session.generate(PROMPT, PLAIN.with_fields(prompt_logprobs=0))
+    next(iter(generation))
+    assert len(generation.prompt_logprobs) == len(PROMPT)
+
+
+def test_they_are_the_models_own_also_where_the_texts_are_processed(random_bundle, expected):
+    options = GenerateOptions(
+        2, SamplingParams(logit_bias={5: 50.0}), prompt_logprobs=0, logprobs=0, ignore_eos=True
+    )
+    with load(random_bundle, "cpu", threads=1, logprobs_mode="processed") as session:
+        result = session.generate(PROMPT, options).result()
+    raw = [row[token] for row, token in zip(expected, PROMPT[1:], strict=True)]
+    assert [each.logprob for each in result.prompt_logprobs[1:]] == pytest.approx(raw, abs=ROUNDING)
+    assert result.token_ids == [5, 5] and result.tokens[0].logprobs.logprob > -0.1
+
+
+def test_results_with_them_are_json_and_can_be_pickled(session):
+    result = session.generate(PROMPT[:5], GenerateOptions(2, prompt_logprobs=1)).result()
+    first, *others = json.loads(json.dumps(result.as_dict()))["prompt_logprobs"]
+    assert first is None
+    assert [each["token"] for each in others] == PROMPT[1:5]
+    assert [each["logprob"] for each in others] == values(session, PROMPT[:5])
+    assert all(len(each["top"]) == 1 for each in others)
+    for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert again.prompt_logprobs == result.prompt_logprobs
+    assert "prompt_logprobs" not in session.generate(PROMPT, PLAIN).result().as_dict()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_piece_that_fails_ends_its_request_alone(random_bundle, at):
+    backend = FaultyBackend(random_bundle)
+    session = session_of(backend)
+    backend.fuses["prefill"] = Fuse(RuntimeError("broken"), at)
+    failing, other = session.generate(PROMPT, SCORED), session.generate([5, 6], PLAIN)
+    with pytest.raises(RuntimeError, match="broken"):
+        failing.result()
+    assert other.result().finish_reason == "length"
+    assert len(values(session, PROMPT)) == len(PROMPT) - 1
+    session.close()

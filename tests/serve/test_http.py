@@ -1,0 +1,208 @@
+"""HTTP as clients speak it, byte for byte: versions 1.0 and 1.1, offers to upgrade, Expect, whole
+URLs as request targets, and several requests on a connection."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from urllib.parse import urlsplit
+
+import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pass_server.server import Connection
+
+H2C = (
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+)
+"""What every HTTP client of the JDK sends with its first request."""
+WEBSOCKET = (
+    "Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@contextmanager
+def connected(server) -> Iterator[socket.socket]:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as client:
+        yield client
+
+
+def completion(server, *headers: str, version: str = "1.1", target: str = "", **fields) -> bytes:
+    """Return the bytes of a request for a completion. headers: more lines of its head."""
+    body = {"model": server.model, "prompt": "The quick", "temperature": 0, "max_tokens": 4}
+    content = json.dumps(body | fields).encode()
+    head = f"POST {target or '/v1/completions'} HTTP/{version}\r\nHost: example.org\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    return (head + "".join(headers) + "\r\n").encode() + content
+
+
+def get(target: str, *headers: str, version: str = "1.1", method: str = "GET") -> bytes:
+    head = f"{method} {target} HTTP/{version}\r\nHost: example.org\r\n" + "".join(headers)
+    return f"{head}\r\n".encode()
+
+
+def read_all(client: socket.socket) -> tuple[str, bytes]:
+    """Return the head and the raw body of an answer that ends with its connection."""
+    head, _, body = b"".join(iter(lambda: client.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    return head.decode().lower(), body
+
+
+def answer(client: socket.socket, method: str = "POST") -> HTTPResponse:
+    """Read one answer, whose connection may stay open. `body` is its content."""
+    response = HTTPResponse(client, method=method)
+    response.begin()
+    response.body = response.read()
+    return response
+
+
+def text_of(content: bytes) -> str:
+    return json.loads(content)["choices"][0]["text"]
+
+
+def events_of(content: bytes) -> list[str]:
+    return [line.removeprefix("data: ") for line in content.decode().splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def text(server) -> str:
+    return text_of(server.complete(max_tokens=4).content)
+
+
+def test_one_implementation_of_http_is_used():
+    """Also if httptools is installed: it takes an offer to upgrade for the end of the request, and
+    sends chunks to clients of HTTP/1.0."""
+    assert issubclass(Connection, H11Protocol)
+
+
+@pytest.mark.parametrize("header", ["", "Connection: keep-alive\r\n", "Connection: close\r\n"])
+def test_an_answer_to_http_1_0_has_a_length_and_ends_its_connection(server, text, header):
+    with connected(server) as client:
+        client.sendall(completion(server, header, version="1.0"))
+        head, body = read_all(client)
+    assert " 200 " in head.splitlines()[0]
+    assert "transfer-encoding" not in head
+    assert f"content-length: {len(body)}" in head
+    assert "connection: close" in head
+    assert text_of(body) == text
+
+
+@pytest.mark.parametrize("header", ["", "Connection: keep-alive\r\n"])
+def test_a_stream_to_http_1_0_ends_with_its_connection(server, text, header):
+    with connected(server) as client:
+        client.sendall(completion(server, header, version="1.0", stream=True))
+        head, body = read_all(client)
+    assert "transfer-encoding" not in head and "content-length" not in head
+    assert "connection: close" in head
+    *events, done = events_of(body)
+    assert done == "[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == text
+
+
+@pytest.mark.parametrize("offer", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_offer_to_upgrade_is_declined(server, text, offer, stream):
+    """The request is answered with its body, and so is the next one on the connection."""
+    with connected(server) as client:
+        for headers in ((offer,), (), (offer,)):
+            client.sendall(completion(server, *headers, stream=stream))
+            response = answer(client)
+            assert response.status == 200 and response.getheader("upgrade") is None
+            if stream:
+                assert response.getheader("transfer-encoding") == "chunked"
+                assert events_of(response.body)[-1] == "[DONE]"
+            else:
+                assert text_of(response.body) == text
+        client.sendall(get("/v1/models", offer))
+        assert json.loads(answer(client, "GET").body)["data"][0]["id"] == server.model
+
+
+def test_a_body_in_chunks_after_an_offer_to_upgrade(server, text):
+    head, _, content = completion(server, H2C).partition(b"\r\n\r\n")
+    length = f"Content-Length: {len(content)}".encode()
+    head = head.replace(length, b"Transfer-Encoding: chunked")
+    with connected(server) as client:
+        client.sendall(head + b"\r\n\r\n")
+        for part in (content[:20], content[20:]):
+            client.sendall(b"%x\r\n%s\r\n" % (len(part), part))
+        client.sendall(b"0\r\n\r\n")
+        assert text_of(answer(client).body) == text
+
+
+def test_declined_offers_are_not_logged(server):
+    before = len(server.log_text)
+    with connected(server) as client:
+        client.sendall(completion(server, H2C))
+        assert answer(client).status == 200
+    assert "upgrade" not in server.log_text[before:].lower()
+
+
+def test_a_client_that_expects_100_sends_its_body_after_it(server, text):
+    head, _, content = completion(server, "Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    with connected(server) as client:
+        client.sendall(head + b"\r\n\r\n")
+        interim = b""
+        while not interim.endswith(b"\r\n\r\n"):
+            interim += client.recv(1)
+        assert interim.startswith(b"HTTP/1.1 100 ")
+        client.sendall(content)
+        assert text_of(answer(client).body) == text
+        client.sendall(completion(server, "Expect: 100-continue\r\n"))  # it does not wait
+        assert text_of(answer(client).body) == text  # http.client skips the interim answer
+
+
+@pytest.mark.parametrize("host", ["http://example.org", "HTTP://10.0.0.1:8000", "https://a.b"])
+def test_a_whole_url_is_a_request_target(server, text, host):
+    """As proxies send it (RFC 9112 3.2.2)."""
+    with connected(server) as client:
+        client.sendall(completion(server, target=f"{host}/v1/completions"))
+        assert text_of(answer(client).body) == text
+        client.sendall(get(f"{host}/v1/models/?a=b"))
+        assert json.loads(answer(client, "GET").body)["data"][0]["id"] == server.model
+        client.sendall(get(host))
+        assert b"<html" in answer(client, "GET").body
+        client.sendall(get(f"{host}/v1/http://x", "Connection: close\r\n"))
+        assert answer(client, "GET").status == 404
+
+
+def test_the_log_names_the_path_of_a_whole_url(server):
+    with connected(server) as client:
+        client.sendall(get("http://example.org/v1/models", "Connection: close\r\n"))
+        read_all(client)
+    assert "GET /v1/models 200" in server.log_text
+
+
+@pytest.mark.parametrize("target", ["*", "example.org:443", "ftp://example.org/v1/models"])
+def test_other_targets_are_no_paths_of_the_server(server, target):
+    for method in ("OPTIONS", "CONNECT", "GET"):
+        with connected(server) as client:
+            client.sendall(get(target, "Connection: close\r\n", method=method))
+            head, _ = read_all(client)
+            assert head.split()[1] in ("400", "404", "405"), (method, head)
+
+
+def test_a_connection_takes_one_request_after_another(server, text):
+    with connected(server) as client:
+        for stream in (False, True, False):
+            client.sendall(completion(server, stream=stream))
+            body = answer(client).body
+            assert events_of(body)[-1] == "[DONE]" if stream else text_of(body) == text
+        client.sendall(get("/health", method="HEAD"))
+        assert answer(client, "HEAD").status == 200
+        client.sendall(get("/health", "Connection: close\r\n"))
+        head, body = read_all(client)
+        assert json.loads(body) == {"status": "ok"} and "connection: close" in head
+
+
+@pytest.mark.parametrize("headers", [(), (H2C,)], ids=["plain", "with an offer to upgrade"])
+def test_a_request_before_the_answer_to_another_is_dropped(server, text, headers):
+    with connected(server) as client:
+        client.sendall(completion(server, *headers) + completion(server))
+        head, body = read_all(client)
+    assert head.count("http/1.1 200") == 1
+    assert text_of(body) == text
