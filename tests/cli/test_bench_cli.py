@@ -317,7 +317,7 @@ def test_refused_prompt_files(tiny_bundle: Path, tmp_path: Path, case: str):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--repeat 0", "--plan warp", "--lookahead 7", "--max-new-tokens 0", "--top-k -1"]
+    "flags", ["--repeat 0", "--plan warp", "--lookahead 7", "--max-new-tokens 0", "--top-k -2"]
 )
 def test_refused_flags(tiny_bundle: Path, flags: str):
     refusal("bench", tiny_bundle, *flags.split())

@@ -354,7 +354,7 @@ def test_the_prompt_set_that_the_trainer_ships():
 
 
 @pytest.mark.parametrize(
-    "change", [{"tokens": 1}, {"lookahead": 0}, {"temperatures": (-1.0,)}, {"top_k": -1}]
+    "change", [{"tokens": 1}, {"lookahead": 0}, {"temperatures": (-1.0,)}, {"top_k": -2}]
 )
 def test_wrong_settings_are_refused(config, change):
     with pytest.raises(PassError):

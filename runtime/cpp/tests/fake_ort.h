@@ -181,10 +181,10 @@ class FakeOrt {
     FakeCuda& cuda_;
     const OrtApi& real_;
     OrtApi table_;
-    std::set<const OrtSessionOptions*> capturing_;    // options with `enable_cuda_graph`
+    std::set<const OrtSessionOptions*> capturing_;           // options with `enable_cuda_graph`
     std::map<const OrtSessionOptions*, std::string> names_;  // of the graphs' files
-    std::map<const OrtRunOptions*, int> numbers_;     // of graphs (`gpu_graph_id`)
-    std::map<const OrtSession*, std::string> files_;  // of sessions that capture
+    std::map<const OrtRunOptions*, int> numbers_;            // of graphs (`gpu_graph_id`)
+    std::map<const OrtSession*, std::string> files_;         // of sessions that capture
 };
 
 }  // namespace pass::test

@@ -43,7 +43,8 @@ class OpenFiles:
     @classmethod
     def of_graphs(cls, bundle: Path, manifest: Manifest) -> OpenFiles:
         """Open the graphs of a bundle that there are, and all data."""
-        graphs = {each.file for each in (*manifest.graphs, *manifest.derived)}
+        graphs = {graph.file for graph in manifest.graphs}
+        graphs |= {trunk.file for trunk in manifest.derived}
         paths = (path for path in bundle.iterdir() if path.name in graphs or path.suffix == ".data")
         return cls(bundle, (path.name for path in paths))
 

@@ -233,6 +233,7 @@ class CrashRecorder:
     loads a model again if one of its files has changed."""
 
     def __init__(self, crashes: Path) -> None:
+        self._lock = threading.Lock()
         self._child = subprocess.Popen(
             ["sh", "-c", 'read -r _ || date >>"$0"', str(crashes)],
             stdin=subprocess.PIPE,
@@ -249,8 +250,9 @@ class CrashRecorder:
         self._tell(b"done\n")
 
     def _tell(self, text: bytes) -> None:
-        if self._child.returncode is None:
-            self._child.communicate(text)
+        with self._lock:  # Triton may end a model while a request of it fails.
+            if self._child.returncode is None:
+                self._child.communicate(text)
 
 
 def visible_device(number: str) -> str:

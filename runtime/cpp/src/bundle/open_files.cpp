@@ -55,15 +55,17 @@ OpenFiles::OpenFiles(std::filesystem::path folder, const std::set<std::string>& 
             std::fopen(path(name).c_str(), "rb"), std::fclose);
         if (!file && errno == ENOENT) continue;  // exported for one device alone
         std::optional<std::string> content = read_bytes(file.get());
-        if (!content) throw Error("cannot read " + path(name).string() + ": " + std::strerror(errno));
+        if (!content)
+            throw Error("cannot read " + path(name).string() + ": " + std::strerror(errno));
         graphs_[name] = std::move(*content);
     }
 }
 
 OpenFiles OpenFiles::of_graphs(const std::filesystem::path& bundle, const Manifest& manifest) {
     std::set<std::string> names = manifest.graph_files();
-    for (const auto& file : std::filesystem::directory_iterator(bundle)) {
-        if (file.path().extension() == ".data" && file.is_regular_file())
+    std::error_code error;  // without a directory, graphs are missing
+    for (const auto& file : std::filesystem::directory_iterator(bundle, error)) {
+        if (file.path().extension() == ".data" && file.is_regular_file(error))
             names.insert(file.path().filename().string());
     }
     return {bundle, names};
