@@ -23,7 +23,7 @@ from pass_exporter.model.lookahead import LookaheadWeights, read_lookahead
 from pass_exporter.model.registry import resolve
 from pass_exporter.tails.definitions import adjusted_logits, head_drafts
 from pass_runtime import PassError
-from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout, map_head
+from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout
 from pass_runtime.bundle.manifest import HeadInfo
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
@@ -88,18 +88,22 @@ def test_a_bundle_holds_the_weights_of_the_head(
 ):
     manifest = read_manifest(head_bundle)
     assert manifest.lookahead.head == HeadInfo(rank=12, width=24, blocks=64)
-    stored = map_head(head_bundle / HEAD_FILE, head_layout(VOCAB_SIZE, 64, 12, 24))
+    content = (head_bundle / HEAD_FILE).read_bytes()
+    stored = {
+        name: np.ndarray(region.shape, region.dtype, content, region.offset)
+        for name, region in head_layout(VOCAB_SIZE, 64, 12, 24).items()
+    }
     weights = head_bundle.parent / "lookahead.safetensors"
     model = load_model(resolve(str(tiny_model)), "fp32").model
     embeddings = model.get_output_embeddings().weight.detach().numpy()
     with safe_open(weights, framework="np") as file:
-        for name, array in vars(stored).items():
+        for name, array in stored.items():
             if name != "table":
                 np.testing.assert_array_equal(array, file.get_tensor(f"head.{name}").T)
         table = (embeddings - embeddings.mean(0)) @ file.get_tensor("head.projection").astype(
             np.float32
         )
-    np.testing.assert_allclose(stored.table.astype(np.float32), table, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(stored["table"].astype(np.float32), table, rtol=2e-3, atol=1e-5)
     assert read_manifest(tiny_bundle).lookahead.head is None
     assert not (tiny_bundle / HEAD_FILE).exists()
 

@@ -36,7 +36,8 @@ def test_each_convention_is_found_in_the_tokenizer(markers, start):
     infill = find_infill(tokenizer)
     ids = infill.encode(PREFIX, SUFFIX)
     assert ids == tokenizer.encode(written, add_special_tokens=False).ids
-    assert {*infill.end_token_ids} == {tokenizer.token_to_id(marker) for marker in markers}
+    ends = {tokenizer.token_to_id(token) for token in (*markers, "</s>")}
+    assert {*infill.end_token_ids} == ends
     for prefix, suffix in (("", SUFFIX), (PREFIX, ""), (f"{before}x", "y")):
         written = ("<s>" if start else "") + f"{before}{prefix}{after}{suffix}{gap}"
         assert (
@@ -46,9 +47,9 @@ def test_each_convention_is_found_in_the_tokenizer(markers, start):
 
 def test_the_model_may_end_with_any_token_of_its_convention():
     qwen = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>")
-    others = ("<|repo_name|>", "<|file_sep|>")
-    tokenizer = tokenizer_with((*qwen, *others))
-    ends = {tokenizer.token_to_id(token) for token in (*qwen, *others)}
+    others = ("<|repo_name|>", "<|file_sep|>", "<|endoftext|>")
+    tokenizer = tokenizer_with((*qwen, *others, "<|im_start|>"))
+    ends = {tokenizer.token_to_id(token) for token in (*qwen, *others, "</s>")}
     assert {*find_infill(tokenizer).end_token_ids} == ends
 
 

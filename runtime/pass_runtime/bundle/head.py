@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,16 +74,6 @@ def head_layout(vocab_size: int, hidden_size: int, rank: int, width: int) -> dic
 def head_file_size(regions: Mapping[str, ArrayRegion]) -> int:
     """Return the size of the file in bytes."""
     return max(region.offset + region.nbytes for region in regions.values())
-
-
-def map_head(file: Path, regions: Mapping[str, ArrayRegion]) -> HeadArrays:
-    """Return the arrays in `file`, which is memory-mapped."""
-    data = np.memmap(file, np.uint8, "r")
-    arrays: dict[str, Any] = {
-        name: np.ndarray(region.shape, region.dtype, data, region.offset)
-        for name, region in regions.items()
-    }
-    return HeadArrays(**arrays)
 
 
 def has_candidate_subset(vocab_size: int) -> bool:

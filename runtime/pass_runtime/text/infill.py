@@ -19,6 +19,8 @@ what the model writes."""
 ENDS = (
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"),
     *("<fim_pad>", "<fim-pad>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>", "▁<EOT>"),
+    # ends of texts, which models that were trained further for chats may not name
+    *("<|endoftext|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>"),
 )
 """Other tokens with which models end what they write; all that the tokenizer has are used."""
 
