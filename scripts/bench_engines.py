@@ -171,6 +171,16 @@ GENAI_PRECISIONS: Mapping[str, Sequence[str]] = {"cpu": ("int4", "fp32"), "cuda"
 """The precisions in which `build_genai` exports weights, by device."""
 
 
+def write_checkpoint(model: str, directory: Path) -> None:
+    """Write a model as Hugging Face's, in float32: a .gguf file without its codes."""
+    from pass_exporter.model.load import load_model
+    from pass_exporter.model.registry import resolve
+
+    loaded = load_model(resolve(model), "fp32")
+    loaded.model.save_pretrained(directory)
+    loaded.tokenizer.save_pretrained(directory)
+
+
 def build_genai(bundle: Path, directory: Path, device: str = "cpu") -> Path:
     """Return `directory`, a model for onnxruntime-genai.
 
@@ -186,13 +196,8 @@ def build_genai(bundle: Path, directory: Path, device: str = "cpu") -> Path:
                 "be made"
             )
         os.environ["TQDM_DISABLE"] = "1"
-        from pass_exporter.model.load import load_model
-        from pass_exporter.model.registry import resolve
-
         base = directory / "base"
-        loaded = load_model(resolve(read_manifest(bundle).model.name), "fp32")
-        loaded.model.save_pretrained(base)
-        loaded.tokenizer.save_pretrained(base)
+        write_checkpoint(read_manifest(bundle).model.name, base)
         flags = ["-i", base, "-o", directory, "-p", directory.name, "-e", device]
         flags += ["--extra_options", "enable_cuda_graph=true"] if device == "cuda" else []
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *flags]

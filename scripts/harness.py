@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from bench_engines import write_checkpoint
 from bench_peers import PROMPTS
-from serve_load import serving
+from serve_load import install, serving
 
-from pass_exporter.model.load import load_model
-from pass_exporter.model.registry import resolve
 from pass_runtime.commands.errors import one_line_errors
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import read_prompt_set
@@ -53,18 +51,7 @@ COLUMNS = ("", *(f"{metric} of {task}" for task, metric in METRICS), "largest di
 
 
 def install_lm_eval() -> Path:
-    """Return the path of the harness, which is installed if it is not there."""
-    program = LM_EVAL_VENV / "bin" / "lm_eval"
-    if not program.exists():
-        click.echo(f"installing {LM_EVAL} into {LM_EVAL_VENV}", err=True)
-        subprocess.run([sys.executable, "-m", "venv", str(LM_EVAL_VENV)], check=True)
-        (own,) = LM_EVAL_VENV.glob("lib/*/site-packages")
-        theirs = [path for path in sys.path if path.endswith("site-packages")]
-        (own / "base.pth").write_text("\n".join(theirs), encoding="utf-8")
-        subprocess.run(
-            [str(LM_EVAL_VENV / "bin" / "pip"), "install", "--quiet", LM_EVAL], check=True
-        )
-    return program
+    return install(LM_EVAL, LM_EVAL_VENV, "lm_eval", sees_ours=True)
 
 
 def items() -> Iterable[dict[str, Any]]:
@@ -91,13 +78,6 @@ def write_tasks(directory: Path) -> None:
         about |= {"dataset_kwargs": {"data_files": {"test": str(data)}}}
         # JSON is YAML, too.
         (directory / f"{name}.yaml").write_text(json.dumps(about | task), encoding="utf-8")
-
-
-def write_checkpoint(model: str, directory: Path) -> None:
-    """Write a model as Hugging Face's, in float32: a .gguf file without its codes."""
-    loaded = load_model(resolve(model), "fp32")
-    loaded.model.save_pretrained(directory)
-    loaded.tokenizer.save_pretrained(directory)
 
 
 def evaluate(

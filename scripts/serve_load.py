@@ -44,14 +44,23 @@ TIMES = ("TTFT p50", "p99", "ITL p50")
 COLUMNS = ("clients", "speculation", *TIMES, "tokens/s", "per client", "requests", "errors")
 
 
+def install(requirement: str, venv: Path, program: str, *, sees_ours: bool = False) -> Path:
+    """Return the path of a program of the environment `venv`, which is made if it lacks it.
+    sees_ours: whether it also has the packages of this environment."""
+    path = venv / "bin" / program
+    if not path.exists():
+        click.echo(f"installing {requirement} into {venv}", err=True)
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        if sees_ours:
+            (own,) = venv.glob("lib/*/site-packages")
+            ours = [each for each in sys.path if each.endswith("site-packages")]
+            (own / "base.pth").write_text("\n".join(ours), encoding="utf-8")
+        subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", requirement], check=True)
+    return path
+
+
 def install_aiperf() -> Path:
-    """Return the path of aiperf, which is installed if it is not there."""
-    program = AIPERF_VENV / "bin" / "aiperf"
-    if not program.exists():
-        click.echo(f"installing {AIPERF} into {AIPERF_VENV}", err=True)
-        subprocess.run([sys.executable, "-m", "venv", str(AIPERF_VENV)], check=True)
-        subprocess.run([str(AIPERF_VENV / "bin" / "pip"), "install", "--quiet", AIPERF], check=True)
-    return program
+    return install(AIPERF, AIPERF_VENV, "aiperf")
 
 
 @contextmanager

@@ -32,8 +32,8 @@ struct Packed {
 
     int blocks() const { return (inputs + BLOCK - 1) / BLOCK; }
     int groups() const { return (columns + GROUP - 1) / GROUP; }
-    int code_bytes() const { return bits == 4 ? 256 : bits == 5 ? 320 : 512; }
-    int block_bytes() const { return code_bytes() + (symmetric ? 32 : 64); }
+    static constexpr int code_bytes(int bits) { return bits == 4 ? 256 : bits == 5 ? 320 : 512; }
+    int block_bytes() const { return code_bytes(bits) + (symmetric ? 32 : 64); }
     float middle() const { return float(1 << (bits - 1)); }
     size_t group_bytes() const { return size_t(blocks()) * block_bytes(); }
     const uint8_t* group(int index) const { return data + index * group_bytes(); }

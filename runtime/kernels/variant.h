@@ -100,7 +100,7 @@ void round_row(const float* x, int inputs, RowBlock* out, int step) {
 
 template <int M, int BITS>
 void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
-    constexpr int codes = BITS == 4 ? 256 : BITS == 5 ? 320 : 512;
+    constexpr int codes = Packed::code_bytes(BITS);
     const int blocks = w.blocks(), bytes = w.block_bytes();
     const bool symmetric = w.symmetric;
     const F middle = set(-w.middle());
@@ -224,7 +224,7 @@ void dense(const Dense& w, int rows, const float* x, int first, int last, float*
 
 void unpack_column(const Packed& w, int64_t column, float* y) {
     const uint8_t* stream = w.group(int(column / GROUP));
-    const int c = int(column % GROUP), codes = w.code_bytes();
+    const int c = int(column % GROUP), codes = Packed::code_bytes(w.bits);
     for (int b = 0; b < w.blocks(); b++, stream += w.block_bytes()) {
         float scales[GROUP], offsets[GROUP];
         for (int p = 0; p < PARTS; p++) {

@@ -20,11 +20,11 @@ def packed_bytes(columns: int, inputs: int, bits: int, *, symmetric: bool) -> in
     return -(-columns // GROUP) * -(-inputs // BLOCK) * block
 
 
-def layout_of(
-    _codes: Bytes, bits: int, scales: npt.NDArray[np.float16], offsets: npt.NDArray[np.float16]
-) -> tuple[int, bool]:
-    """Return the bits of a code, and whether the weight is symmetric, as for `pack`."""
-    return bits, np.array_equal(offsets, scales * np.float16(-(1 << (bits - 1))))
+def is_symmetric(
+    bits: int, scales: npt.NDArray[np.float16], offsets: npt.NDArray[np.float16]
+) -> bool:
+    """Whether the code in the middle stands for 0 in all blocks."""
+    return np.array_equal(offsets, scales * np.float16(-(1 << (bits - 1))))
 
 
 def pack(

@@ -18,7 +18,7 @@ import torch
 from pass_exporter.derived.adapter_rows import adapter_pads, gather_and_products
 from pass_exporter.derived.attention import replace_value
 from pass_exporter.derived.heads import only_user
-from pass_exporter.derived.packing import GROUP, Bytes, interleave, layout_of, pack, packed_bytes
+from pass_exporter.derived.packing import GROUP, Bytes, interleave, is_symmetric, pack, packed_bytes
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import INT8
 from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
@@ -303,9 +303,9 @@ def packed_weight(
 ) -> tuple[ir.Value, dict[str, int]]:
     """Return the initializer `name`.packed, which is packed when it is written, and the attributes
     that say how. If `gated`, the groups of the two parts alternate."""
-    layouts = [layout_of(*part.unsigned()) for part in parts]
-    bits = max(bits for bits, _ in layouts)
-    symmetric = all(layout == (bits, True) for layout in layouts)
+    layouts = [part.unsigned()[1:] for part in parts]
+    bits = max(bits for bits, *_ in layouts)
+    symmetric = all(own == bits and is_symmetric(own, *rest) for own, *rest in layouts)
     widths, inputs = [len(part.data) for part in parts], parts[0].inputs
     if not gated:
         widths = [sum(widths)]

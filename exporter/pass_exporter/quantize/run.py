@@ -96,8 +96,10 @@ def _keep_codes(
     with one_thread():
         for done, (layer, scheme) in enumerate(schemes.items()):
             fine = fine_head if layer == LM_HEAD else quantized.spec.fine
-            codes = file.codes(layer, modules[layer].get_parameter("weight").detach())
-            if codes is None or file.is_finer(layer, fine):
+            codes = None
+            if not file.is_finer(layer, fine):
+                codes = file.codes(layer, modules[layer].get_parameter("weight").detach())
+            if codes is None:
                 left[layer] = file.scheme(layer, scheme, fine)
             else:
                 quantized.weights[weight_name(layer)] = codes
