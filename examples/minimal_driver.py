@@ -1,8 +1,9 @@
 """Decodes one sequence greedily with a PaSS bundle, whose tensors docs/bundle.md explains.
 
-    python examples/minimal_driver.py BUNDLE PLAN NUM_TOKENS PROMPT_ID...
+    python examples/minimal_driver.py BUNDLE WINDOW NUM_TOKENS PROMPT_ID...
 
-PLAN is `ar` (plain decoding), or another of the manifest's plans; all write the same tokens.
+WINDOW, the first one, is `ar` (plain decoding) or another of the manifest's; all write the same
+tokens.
 """
 
 import json
@@ -25,7 +26,7 @@ class MinimalDriver:
 
     def __init__(self, bundle: Path) -> None:
         self.manifest = json.loads((bundle / "pass_config.json").read_text())
-        self.plans = {plan["name"]: plan for plan in self.manifest["plans"]}
+        self.windows = {window["name"]: window for window in self.manifest["windows"]}
         model, inputs = self.manifest["model"], self.manifest["trunk"]["inputs"]
         shape = (1, model["kv_heads"], CAPACITY, model["head_dim"])
         self.cache = [tensor["name"] for tensor in inputs if tensor["name"].startswith("past_")]
@@ -33,48 +34,40 @@ class MinimalDriver:
         self.tensors["active"] = np.ones(1, np.int64)
         self._open = cache(lambda file: ort.InferenceSession(bundle / file))
 
-    def generate(self, prompt: list[int], plan_name: str, num_tokens: int) -> list[int]:
+    def generate(self, prompt: list[int], window_name: str, num_tokens: int) -> list[int]:
         """Return the next tokens. A pass runs the trunk, and a tail that writes the next window."""
         self._prefill(prompt[:-1])
-        self._lay_out(prompt, plan_name)
+        self._lay_out(prompt, window_name)
         tokens: list[int] = []
         while len(tokens) < num_tokens:
-            constants = self._constants(plan := self.plans[plan_name])
+            constants = self._constants(window := self.windows[window_name])
             self._run(self.manifest["trunk"], constants)
-            self._run(plan["tails"]["greedy"], constants)
+            self._run(window["tails"]["greedy"], constants)
             count = self.tensors["count"][0]
             tokens += self.tensors["emitted"][0, :count].tolist()
-            if plan["parents"]:  # a tree, whose accepted rows need not follow one another
-                self._keep_emitted_rows(len(prompt) + len(tokens) - 1 - count, count)
-            plan_name = plan["next"]
+            window_name = window["next"]
         return tokens[:num_tokens]
 
     def _prefill(self, tokens: list[int]) -> None:
         """Write the K/V of `tokens`. Their logits are not used."""
         rows, mask = np.arange(len(tokens)), np.tri(len(tokens), dtype=bool)
         self.tensors |= {"input_ids": np.array([tokens], np.int64), "length": np.zeros(1, np.int64)}
-        window = {"row_position": rows, "logit_rows": rows[:1], "lookahead_rows": rows[:0]}
+        constants = {"row_position": rows, "logit_rows": rows[:1], "lookahead_rows": rows[:0]}
         if tokens:
-            self._run(self.manifest["trunk"], window | {"window_mask": mask})
+            self._run(self.manifest["trunk"], constants | {"window_mask": mask})
 
-    def _lay_out(self, text: list[int], plan_name: str) -> None:
+    def _lay_out(self, text: list[int], window_name: str) -> None:
         """Write the first window: the last token of `text`, no drafts, and look-ahead ids."""
-        plan, no_draft = self.plans[plan_name], self.manifest["model"]["vocab_size"]
-        window = [text[-1], *[no_draft] * plan["drafts"], *plan["constants"]["lookahead_ids"]]
-        self.tensors |= {"input_ids": np.array([window]), "length": np.array([len(text) - 1])}
+        window, no_draft = self.windows[window_name], self.manifest["model"]["vocab_size"]
+        ids = [text[-1], *[no_draft] * window["drafts"], *window["constants"]["lookahead_ids"]]
+        self.tensors |= {"input_ids": np.array([ids]), "length": np.array([len(text) - 1])}
 
-    def _constants(self, plan: dict) -> dict[str, np.ndarray]:
-        """Return the inputs that are the same in every pass of a plan: masks and positions."""
-        constants = dict(plan["constants"])
+    def _constants(self, window: dict) -> dict[str, np.ndarray]:
+        """Return the inputs that are the same in every pass of a window: masks and positions."""
+        constants = dict(window["constants"])
         mask = [[bit == "1" for bit in row] for row in constants.pop("window_mask")]
         arrays = {name: np.array(value, np.int64) for name, value in constants.items()}
         return arrays | {"window_mask": np.array(mask)}
-
-    def _keep_emitted_rows(self, length: int, count: int) -> None:
-        """Move the K/V of `count` accepted rows to the cache entries after the first `length`."""
-        rows = length + self.tensors["emitted_rows"][0, :count]
-        for name in self.cache:
-            self.tensors[name][:, :, length : length + count] = self.tensors[name][:, :, rows]
 
     def _run(self, graph: dict, constants: dict[str, np.ndarray]) -> None:
         """Run a graph, and store each output under its name or that of the input that it feeds."""
@@ -86,5 +79,7 @@ class MinimalDriver:
 
 
 if __name__ == "__main__":
-    directory, plan, count, *ids = sys.argv[1:]
-    print(*MinimalDriver(Path(directory)).generate([int(token) for token in ids], plan, int(count)))
+    directory, window, count, *ids = sys.argv[1:]
+    print(
+        *MinimalDriver(Path(directory)).generate([int(token) for token in ids], window, int(count))
+    )

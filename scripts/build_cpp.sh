@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the C++ runtime and the CPU kernels in build/cpp on a Debian machine: installs what they
-# need, compiles, and runs ctest.
+# Builds the C++ runtime and the CPU kernels on a Debian machine: installs what they need, compiles,
+# and runs ctest.
 #
 #     scripts/build_cpp.sh                        # build/cpp/release
 #     scripts/build_cpp.sh --sanitize thread      # build/cpp/thread; or address, undefined, or both
@@ -13,9 +13,8 @@
 #     PYTHON                 the interpreter whose onnxruntime package has the library
 #     ONNXRUNTIME_LIBRARY    the library of another onnxruntime,
 #     ONNXRUNTIME_INCLUDE    and the directory with its headers
-#     TENSORRT_INCLUDE       TensorRT's headers, for --device tensorrt (default: those of 10.14,
-#                            from a Python package); for versions 10 and 11, two directories: "A;B"
-#     TENSORRT_RTX_INCLUDE   TensorRT-RTX's headers, for --device tensorrt-rtx (no default)
+#     TENSORRT_INCLUDE       TensorRT's headers (default: those of 10.14, from a Python package);
+#                            for versions 10 and 11, two directories: "A;B"
 #     CPP_JOBS               how many compilers run at a time (2)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,9 +40,8 @@ case $sanitize in '' | address | undefined | thread | address,undefined) ;;
 cache=build/cpp
 mkdir -p "$cache"
 
-# --- packages of the system ----------------------------------------------------------------------
-packages() { # installs those that are missing
-    command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be installed already"; return; }
+packages() { # installs those of Debian's that are missing
+    command -v dpkg-query >/dev/null || { say "no Debian here: compiler and libraries must be there"; return; }
     local wanted=(g++ cmake ninja-build python3 nlohmann-json3-dev libcli11-dev libssl-dev catch2) missing=() name
     for name in "${wanted[@]}"; do
         dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q "ok installed" || missing+=("$name")
@@ -56,8 +54,7 @@ packages() { # installs those that are missing
         die "installing failed; see $cache/apt.log"
 }
 
-# --- ONNX Runtime's library, from a Python environment -------------------------------------------
-find_library() { # prints its path; fails if there is none
+find_library() { # prints the path of ONNX Runtime's library; fails if there is none
     [ -z "${ONNXRUNTIME_LIBRARY:-}" ] || { echo "$ONNXRUNTIME_LIBRARY"; return; }
     local python
     for python in "${PYTHON:-}" python3 .venv/bin/python; do
@@ -76,10 +73,9 @@ library() { # prints its path; without an onnxruntime, installs one into .venv
     PYTHON=.venv/bin/python find_library || die "the onnxruntime package of .venv has no libonnxruntime.so"
 }
 
-# --- ONNX Runtime's headers, which no wheel has, from Debian's libonnxruntime-dev ----------------
-# Debian's sid is tried first, because its headers have plugin execution providers. Headers must not
-# be newer than the library.
-headers() { # $1: the library's path. Prints the directory of headers.
+# headers LIBRARY: prints the directory of ONNX Runtime's headers, which no wheel has, but Debian's
+# libonnxruntime-dev. They must not be newer than the library; sid's are the newest.
+headers() {
     [ -z "${ONNXRUNTIME_INCLUDE:-}" ] || { echo "$ONNXRUNTIME_INCLUDE"; return; }
     local suite newest # API version of the library
     newest=$(sed -n 's/.*libonnxruntime\.so\.1\.\([0-9]*\).*/\1/p' <<<"$1")
@@ -93,8 +89,7 @@ headers() { # $1: the library's path. Prints the directory of headers.
     done
     die "no headers of ONNX Runtime found; name a release's include directory: ONNXRUNTIME_INCLUDE=... $0"
 }
-# fetch_headers SUITE DIRECTORY: unpacks the suite's package from this system's mirror of Debian
-# into the directory. The package and the suite's lists are not installed.
+# fetch_headers SUITE DIRECTORY: unpacks the suite's package from this system's mirror of Debian.
 fetch_headers() {
     local root=$2 mirror keys=/usr/share/keyrings/debian-archive-keyring.gpg
     mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 2>/dev/null | awk '$1 == "Debian" { print $2; exit }')
@@ -114,8 +109,7 @@ fetch_headers() {
     touch "$root/done"
 }
 
-# --- TensorRT's headers, from a Python package; without them engine sets cannot be run -----------
-tensorrt() { # prints the directory of headers, or nothing
+tensorrt() { # prints the directory of TensorRT's headers, from a Python package, or nothing
     [ -z "${TENSORRT_INCLUDE:-}" ] || { echo "$TENSORRT_INCLUDE"; return; }
     local package=kernel-lens==2.0.1 target=$cache/tensorrt python
     if [ ! -e "$target/done" ]; then
@@ -145,7 +139,7 @@ say "building $build"
 cmake -S runtime/cpp -B "$build" -G Ninja -DPASS_WERROR=ON -DPASS_SANITIZE="$sanitize" \
     -DPASS_ONNXRUNTIME_INCLUDE="$include" -DPASS_ONNXRUNTIME_LIBRARY="$library" \
     -DPASS_ONNXRUNTIME_GENAI="$(genai "$library")" -DPASS_TENSORRT_INCLUDE="$tensorrt" \
-    -DPASS_TENSORRT_RTX_INCLUDE="${TENSORRT_RTX_INCLUDE:-}" "$@" >"$build.configure.log" 2>&1 ||
+    "$@" >"$build.configure.log" 2>&1 ||
     { cat "$build.configure.log" >&2; exit 1; }
 cmake --build "$build" --parallel "${CPP_JOBS:-2}" --target $target # unquoted: a word per target
 [ "$run_tests" = 0 ] || ctest --test-dir "$build" --output-on-failure

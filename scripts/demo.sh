@@ -5,11 +5,9 @@
 #
 #     scripts/demo.sh [--model NAME] [--cpu]
 #
-# On a machine with an NVIDIA GPU it runs in fp16 on the GPU, in an environment with the CUDA
-# libraries, .venv-gpu. Otherwise, and with --cpu, it runs in int4 on the CPU, in .venv, with kernels
-# that a C++ compiler builds (without one it is slower); PASS_WEIGHTS=full|int8|int4 chooses another
-# format. --model names another model of models/registry.toml: qwen2.5-coder-0.5b has trained
-# look-ahead weights too.
+# With an NVIDIA GPU it runs there in fp16, in .venv-gpu; otherwise, and with --cpu, in int4 on the
+# CPU, in .venv (slower without a C++ compiler). PASS_WEIGHTS=full|int8|int4 chooses another format,
+# --model another model of models/registry.toml, such as qwen2.5-coder-0.5b.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -24,17 +22,13 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$device" ] || if has_gpu; then device=cuda; else device=cpu; fi
 
+weights=${PASS_WEIGHTS:-int4}
 if [ $device = cuda ]; then
-    venv=.venv-gpu
-    VENV=$venv environment gpu export serve
-    # fp16 is the only format with measurements on a GPU (docs/cuda.md).
-    format=(--dtype fp16) bundle=build/$model-fp16
+    venv=.venv-gpu extra=gpu format=(--dtype fp16) bundle=build/$model-fp16 # other formats are not measured there
 else
-    venv=.venv
-    VENV=$venv environment cpu export serve
-    weights=${PASS_WEIGHTS:-int4}
-    format=(--weights "$weights") bundle=build/$model-$weights
+    venv=.venv extra=cpu format=(--weights "$weights") bundle=build/$model-$weights
 fi
+VENV=$venv environment $extra export serve
 printf 'device: %s, format: %s\n' $device "${format[*]}"
 if [ ! -f "$bundle/pass_config.json" ]; then
     pass-export --model "$model" --lookahead 4 "${format[@]}" --output "$bundle"

@@ -1,9 +1,7 @@
 # Functions that other scripts source.
 
-# environment EXTRA...: makes .venv (or $VENV) with these extras, and those that it has already, and
-# puts it on the PATH. Nothing is installed if the environment has all of them, and pyproject.toml,
-# constraints.txt and the interpreter have not changed. The CPU kernels are built if their sources
-# have changed; $kernels is the status of that.
+# environment EXTRA...: makes .venv (or $VENV) with these extras and those that it has, puts it on
+# the PATH, and builds the CPU kernels, whose status is $kernels. What has not changed is kept.
 environment() {
     local python=${PYTHON:-python3} venv=${VENV:-.venv} extras stamp
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -12,7 +10,7 @@ environment() {
     fi
     # An environment can have only one build of ONNX Runtime: both write the same files.
     extras=$({ sed -n 's/^extras //p' "$venv/pass-stamp" 2>/dev/null || true; echo "$*"; } | xargs -n 1 | sort -u | xargs)
-    if [[ " $extras " = *" cpu "*" gpu "* ]]; then
+    if [[ " $extras " = *" cpu "*"gpu "* ]]; then
         echo "error: $venv has the extra cpu or gpu, and the other one needs an environment of its own: VENV=.venv-gpu $0" >&2
         exit 2
     fi
@@ -30,8 +28,7 @@ environment() {
     python runtime/kernels/build.py || kernels=$? # without them the CPU is slower
 }
 
-# Succeeds if nvidia-smi or the driver's library shows an NVIDIA GPU, and CUDA_VISIBLE_DEVICES does
-# not hide all of them.
+# Succeeds if nvidia-smi or the driver's library shows an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide.
 has_gpu() {
     case ${CUDA_VISIBLE_DEVICES-all} in '' | -1) return 1 ;; esac
     [[ $(nvidia-smi --list-gpus 2>/dev/null) = "GPU "* ]] || "${PYTHON:-python3}" - 2>/dev/null <<'END'

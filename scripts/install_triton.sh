@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON:
-# the server and its Python backend from NVIDIA's pytriton wheel, an environment for models, and the
-# client that the tests use. The environment has this project with numpy 1, for which the backend
-# was compiled. A second call installs nothing if nothing has changed.
+# Installs NVIDIA's Triton Inference Server without docker into build/triton, or $PASS_TRITON: from
+# NVIDIA's pytriton wheel, with an environment for models (numpy 1, for which its Python backend was
+# compiled), and the client that the tests use.
 #
 #     scripts/install_triton.sh      # needs Python 3.11 or 3.12: PYTHON=/path/to/python3.12
 #     build/triton/tritonserver --model-repository REPOSITORY

@@ -1,22 +1,16 @@
 #!/usr/bin/env bash
 # Runs a suite of tests. A suite installs what it needs and says so; a second call installs nothing.
 #
-#     scripts/test.sh [OPTION...]         # lint, types, and every test for which everything is
-#                                         # there; OPTIONs are pytest's (-m "not slow", tests/docs);
-#                                         # --all adds the tests that are marked `seldom`
-#     scripts/test.sh cpp [--sanitizers]  # builds the C++ runtime, and runs its own tests,
-#                                         # tests/cpp, clang-format and clang-tidy; --sanitizers:
-#                                         # its own tests again, with AddressSanitizer, UBSan, TSan
+#     scripts/test.sh [OPTION...]         # lint, types, and every test whose requirements are there;
+#                                         # OPTIONs are pytest's (-m "not slow", tests/docs); --all
+#                                         # adds the tests that are marked `seldom`
+#     scripts/test.sh cpp [--sanitizers]  # the C++ runtime: build, tests, clang-format, clang-tidy;
+#                                         # its own tests again with ASan and UBSan, and with TSan
 #     scripts/test.sh triton [OPTION...]  # the tests that need a Triton server (install_triton.sh)
-#     scripts/test.sh ranges              # the runtime with the oldest versions of its
-#                                         # dependencies that it allows, and without torch
-#     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray, because no other test
-#                                         # needs its 38 packages
-#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium; screenshots are
-#                                         # in build/page
-#     scripts/test.sh cpus [OPTION...]    # tiny bundles of every format on CPUs without 8-bit dot
-#                                         # products or AVX2, which qemu-user emulates: they write
-#                                         # the same text; the C++ program too, if it is built
+#     scripts/test.sh ranges              # the runtime with its oldest dependencies, without torch
+#     scripts/test.sh ray [OPTION...]     # replicas on Ray, in .venv-ray
+#     scripts/test.sh page [OPTION...]    # the server's page in headless Chromium
+#     scripts/test.sh cpus [OPTION...]    # tiny bundles on CPUs that qemu-user emulates
 #     scripts/test.sh docs                # makes the pages (docs.sh); a dead link is an error
 #     scripts/test.sh all                 # what CI runs: all but Ray, with sanitizers
 set -euo pipefail
@@ -24,25 +18,23 @@ cd "$(dirname "$0")/.."
 . scripts/environment.sh
 workers=${PYTEST_WORKERS:-2}
 
+not_tested() { echo "NOT TESTED: $*" >&2; }
+
 usual() {
     test_environment
-    [ "$kernels" = 0 ] || echo "NOT TESTED: the CPU kernels, which need a C++ compiler" >&2
+    [ "$kernels" = 0 ] || not_tested "the CPU kernels, which need a C++ compiler"
     ruff check .
     ruff format --check .
     mypy
-    # Files go to workers in the order of tests/conftest.py, the longest first. By default xdist
-    # would begin with the files that have the most tests.
+    # in the order of tests/conftest.py: xdist would begin with the files that have the most tests
     pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
 }
 
-cpp() { # without check_cpp.sh fuzz, which takes minutes and is run by hand
+cpp() {
     test_environment
     local status=0 tool
     bash scripts/build_cpp.sh || status=$?
-    if [ "$status" = 2 ]; then # the script has said what this machine lacks
-        echo "NOT TESTED: the C++ runtime" >&2
-        return
-    fi
+    [ "$status" != 2 ] || { not_tested "the C++ runtime"; return 0; } # the script has said what is missing
     [ "$status" = 0 ]
     for tool in clang-format clang-tidy; do # version 14 only: others format differently
         if bash scripts/check_cpp.sh get $tool && [[ $($tool --version) == *"version 14."* ]]; then
@@ -51,8 +43,7 @@ cpp() { # without check_cpp.sh fuzz, which takes minutes and is run by hand
             echo "NOT CHECKED: the C++ runtime by $tool 14" >&2
         fi
     done
-    # Exports of the default model are kept for later runs.
-    export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles}
+    export PASS_TEST_BUNDLE=${PASS_TEST_BUNDLE:-$PWD/build/cpp/bundles} # exports are kept for later runs
     pytest -n "$workers" --dist loadfile tests/cpp
     [ "${1:-}" = --sanitizers ] || return 0
     bash scripts/build_cpp.sh --sanitize address,undefined --target "pass-tests fake_gpu fake_ort replay" --no-tests
@@ -66,10 +57,7 @@ cpp() { # without check_cpp.sh fuzz, which takes minutes and is run by hand
 
 triton() {
     test_environment
-    if ! bash scripts/install_triton.sh; then # the script has said why
-        echo "NOT TESTED: Triton" >&2
-        return
-    fi
+    bash scripts/install_triton.sh || { not_tested Triton; return 0; }
     pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py "$@"
 }
 
@@ -87,21 +75,14 @@ installed() {
 
 page() {
     test_environment
-    if ! installed chromium chromium; then
-        echo "NOT TESTED: the page, which needs chromium" >&2
-        return
-    fi
+    installed chromium chromium || { not_tested "the page, which needs chromium"; return 0; }
     pytest -n 0 tests/page/in_browser.py "$@"
 }
 
 cpus() {
     test_environment
-    if [ "$(uname -m)" != x86_64 ]; then
-        echo "NOT TESTED: other CPUs, which need an x86-64 machine" >&2
-        return
-    fi
-    if ! installed qemu-x86_64 qemu-user; then
-        echo "NOT TESTED: other CPUs, which need qemu-user" >&2
+    if [ "$(uname -m)" != x86_64 ] || ! installed qemu-x86_64 qemu-user; then
+        not_tested "other CPUs, which need an x86-64 machine and qemu-user"
         return
     fi
     pytest -n 0 tests/cpus/on_cpus.py "$@"
@@ -109,20 +90,18 @@ cpus() {
 
 docs() { bash scripts/docs.sh --strict; }
 
-# Makes .venv-oldest, with the oldest versions of the runtime's dependencies. There, bundles that
-# .venv exported must decode to the same tokens, and the tests of the runtime and its commands must
-# pass. It needs Python 3.11 or 3.12, for which numpy 1.26 was built: OLDEST_PYTHON names one.
+# With the oldest dependencies of the runtime, bundles of .venv must decode to the same tokens, and its
+# tests must pass. Numpy 1.26 was built for Python 3.11 and 3.12: OLDEST_PYTHON names one.
 ranges() {
     test_environment
     local candidate python='' stamp
     for candidate in ${OLDEST_PYTHON:-python3.11 python3.12}; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then
-            python=$candidate
-            break
-        fi
+        "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || continue
+        python=$candidate
+        break
     done
     if [ -z "$python" ]; then
-        echo "NOT TESTED with the oldest versions: that needs Python 3.11 or 3.12; OLDEST_PYTHON=... names one" >&2
+        not_tested "the oldest versions, which need Python 3.11 or 3.12; OLDEST_PYTHON=... names one"
         [ -z "${CI:-}" ] && return || exit 2
     fi
     mkdir -p build/ranges

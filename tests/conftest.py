@@ -1,5 +1,5 @@
-"""Fixtures for all tests: tiny random models, bundles exported from them, and servers. The tests of
-a run make each of them once (once.py)."""
+"""Fixtures for all tests: tiny random models, bundles of them, and servers, each made once in a
+run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from once import made_once, shared_folder
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never reach for a model hub
 os.environ.setdefault("TQDM_DISABLE", "1")
 THREADS = 0
-"""Threads for large models in tests: 0 is the engine's choice; one if tests run in several
-processes."""
 if "PYTEST_XDIST_WORKER" in os.environ:
     THREADS = 1
     # With more threads than cores, torch's would spin while they wait for one another.
@@ -36,7 +34,6 @@ VOCAB_SIZE = 320
 BOS, EOS = 0, 1
 SMOLLM2 = "smollm2-135m"
 EXPORTING = ("parity", "exporter", "trainer")
-"""Folders of tests that mostly export or train a model, which takes seconds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,8 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort and choose the tests: the longest files first, so that no worker runs one alone at the
-    end; those marked `seldom` only with --all."""
+    """The longest files first, so that no worker runs one alone at the end."""
     items.sort(
         key=lambda item: (
             item.get_closest_marker("slow") is None,
@@ -62,14 +58,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class SilentProgress:
-    """A pass_exporter.export.Progress that shows nothing."""
-
     def phase(self, _name: str) -> Callable[[int, int], None]:
         return lambda _done, _total: None
 
 
 def make_tokenizer():
-    """Return a byte-level BPE tokenizer: <bos> is 0, <eos> is 1, and every byte has a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -89,8 +82,7 @@ def make_tokenizer():
 
 
 def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
-    """Save a tiny random model with a tokenizer. Its weights are large, so that logits are far
-    apart and near-ties rare. overrides: settings of the model's config."""
+    """Save a tiny random model with large weights: logits are far apart, and near-ties rare."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -118,8 +110,7 @@ def make_model(directory: Path, model_type: str = "llama", **overrides) -> Path:
 
 
 def randomize_vectors(directory: Path) -> None:
-    """Randomize biases and norm scales. Those of new models are 0 and 1, so a test would not notice
-    that an export lost them."""
+    """Biases and norm scales of new models are 0 and 1: a lost one would not be noticed."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -133,7 +124,6 @@ def randomize_vectors(directory: Path) -> None:
 
 
 def export_bundle(model: Path, output: Path, **options) -> Path:
-    """Run the real export, checks included. Return the bundle. options: of ExportConfig."""
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
 
@@ -142,13 +132,12 @@ def export_bundle(model: Path, output: Path, **options) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of what this run of the tests makes once for all workers."""
     return shared_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def traces(shared: Path) -> Iterator[None]:
-    """From here on, exports trace each architecture once in the run (traced.py)."""
+    """From here on, each architecture is traced once in the run."""
     from traced import traced_once
 
     with traced_once(shared):
@@ -157,28 +146,24 @@ def traces(shared: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def traces_of_exports(request: pytest.FixtureRequest) -> None:
-    """Request `traces` before a module's first export, in the folders of EXPORTING."""
     if request.path.parent.name in EXPORTING:
         request.getfixturevalue("traces")
 
 
 @pytest.fixture(scope="session")
 def tiny_model(shared: Path, traces: None) -> Path:
-    """A tiny random Llama directory."""
     return made_once(shared / "tiny-llama", make_model)
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and untrained look-ahead embeddings. Tests must not change
-    its files."""
+    """L=6 and untrained look-ahead embeddings."""
     return made_once(shared / "tiny", lambda output: export_bundle(tiny_model, output, lookahead=6))
 
 
 @pytest.fixture(scope="session")
 def random_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama exported with L=6 and large random look-ahead embeddings, whose drafts are
-    mostly wrong."""
+    """L=6 and large random embeddings, whose drafts are mostly wrong."""
     import torch
     from safetensors.torch import save_file
 
@@ -199,16 +184,11 @@ def write_random_weights(
     head_rank: int = 0,
     head_strength: float = 1.0,
 ) -> Path:
-    """Write random look-ahead weights for `model` into a file, as pass-train does. Return its path.
-
-    The file has embeddings, and an adapter and a draft head if `rank` and `head_rank` are not 0.
-    head_strength: the `strength` of `random_head`.
-    """
+    """Write look-ahead weights, with adapter and head if their ranks are not 0."""
     import torch
 
-    from pass_exporter.model.fingerprint import model_fingerprint
     from pass_exporter.model.load import load_model
-    from pass_exporter.model.lookahead import TrainingRecord, write_lookahead
+    from pass_exporter.model.lookahead import TrainingRecord, model_fingerprint, write_lookahead
     from pass_exporter.model.registry import resolve
     from pass_trainer.drafter import new_adapter
 
@@ -232,13 +212,10 @@ def write_random_weights(
 
 
 def random_head(embeddings, rank: int = 12, width: int = 24, seed: int = 2, strength: float = 1.0):
-    """Return a float16 draft head that moves logits by a few units, times `strength`.
-
-    embeddings: [vocab,hidden] of the model's output.
-    """
+    """Return a head that moves logits by a few units, times `strength`."""
     import torch
 
-    from pass_exporter.model.head import DraftHead, new_head
+    from pass_exporter.model.draft_head import DraftHead, new_head
 
     generator = torch.Generator().manual_seed(seed)
     tensors = new_head(embeddings, rank, width, generator).tensors()
@@ -260,7 +237,6 @@ def adapter_weights(tiny_model: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Path:
-    """The tiny Llama with random look-ahead embeddings and a random adapter, L=8."""
     options = {"lookahead": 8, "lookahead_weights": adapter_weights}
     return made_once(
         shared / "adapter", lambda output: export_bundle(tiny_model, output, **options)
@@ -269,8 +245,7 @@ def adapter_bundle(tiny_model: Path, adapter_weights: Path, shared: Path) -> Pat
 
 @pytest.fixture(scope="session")
 def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable[[str], Path]:
-    """A function that exports the tiny Llama with `adapter_weights` and L=4. It takes "fp16" or a
-    format of --weights, and returns the bundle."""
+    """A function from "fp16" or a format of --weights to a bundle with an adapter, L=4."""
 
     def bundle(name: str) -> Path:
         options = {"dtype": name} if name == "fp16" else {"weights": name}
@@ -284,8 +259,7 @@ def in_format(tiny_model: Path, adapter_weights: Path, shared: Path) -> Callable
 
 @pytest.fixture(scope="session")
 def head_bundle(tiny_model: Path, shared: Path) -> Path:
-    """The tiny Llama with a random adapter and draft head, L=8. The file of its look-ahead weights,
-    lookahead.safetensors, is beside the bundle."""
+    """A random adapter and head, L=8; lookahead.safetensors is beside the bundle."""
 
     def make(directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -299,8 +273,7 @@ def head_bundle(tiny_model: Path, shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def subset_bundle(shared: Path, traces: None) -> Path:
-    """A bundle, L=4, whose draft head chooses from half of the vocabulary of 1024 tokens. Beside it
-    are the model (model/) and its look-ahead weights (lookahead.safetensors)."""
+    """L=4; the head chooses from half of 1024 tokens. model/ and the weights are beside it."""
 
     def make(directory: Path) -> None:
         model = make_model(directory / "model", vocab_size=1024)
@@ -314,27 +287,14 @@ def subset_bundle(shared: Path, traces: None) -> Path:
 
 @pytest.fixture(scope="session")
 def rejection_bundle(subset_bundle: Path, shared: Path) -> Path:
-    """`subset_bundle` exported with the rejection rule."""
     model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
     options = {"lookahead": 4, "lookahead_weights": weights, "rule": "rejection"}
     return made_once(shared / "rejection", lambda output: export_bundle(model, output, **options))
 
 
 @pytest.fixture(scope="session")
-def rounding_bundle(subset_bundle: Path, shared: Path) -> Path:
-    """`subset_bundle` exported in int8: it has the graphs of trees, but must refuse to run them."""
-    model, weights = (subset_bundle.parent / name for name in ("model", "lookahead.safetensors"))
-    options = {"lookahead": 4, "lookahead_weights": weights, "weights": "int8"}
-    return made_once(shared / "rounding", lambda output: export_bundle(model, output, **options))
-
-
-@pytest.fixture(scope="session")
 def smollm2_bundle(shared: Path) -> Path:
-    """The default model in fp32 with L=4 and its trained weights, for tests marked slow.
-
-    PASS_TEST_BUNDLE names a directory that keeps the bundle between runs of the tests; the export
-    takes half a minute, and the bundle half a gigabyte.
-    """
+    """The default model in fp32, L=4, in PASS_TEST_BUNDLE if that is set."""
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
     from pass_runtime import PassError, load
@@ -356,7 +316,7 @@ def smollm2_bundle(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory PASS_CACHE of a module's tests, which share what the first of them writes."""
+    """The directory PASS_CACHE of a module's tests."""
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("cache")
         patch.setenv("PASS_CACHE", str(directory))
@@ -369,7 +329,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A server of `random_bundle` with four slots, and a queue that never fills."""
+    """Four slots, and a queue that never fills."""
     from running import Server
 
     with Server(
@@ -380,7 +340,7 @@ def server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """A server with one slot and room for one more request in the queue; a pass takes 50 ms."""
+    """One slot, a queue of one, and 50 ms a pass."""
     from changed_pass_run import slow_pass_run
     from running import Server
 
@@ -392,7 +352,7 @@ def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """Triton with the models `text` and `tokens` (4 slots), and `slow` (2 slots, 30 ms a pass)."""
+    """The models `text` and `tokens` (4 slots), and `slow` (2 slots, 30 ms a pass)."""
     from triton_server import SLOW, Triton, require_triton
 
     from pass_exporter.triton import RepositoryConfig, write_model
@@ -419,7 +379,7 @@ def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def session(random_bundle: Path) -> Iterator:
-    """A session on the bundle of `server`."""
+    """Of the bundle of `server`."""
     from pass_runtime import load
 
     with load(random_bundle, threads=1) as opened:

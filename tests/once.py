@@ -10,7 +10,6 @@ import pytest
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that all workers of this run have in common."""
     own = factory.getbasetemp()
     folder = (own.parent if own.name.startswith("popen-") else own) / "shared"
     folder.mkdir(exist_ok=True)
@@ -18,11 +17,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Return `path`, which the first caller in all workers makes with make(path). The others wait.
-
-    A lock file beside `path` is written to when `path` is complete; if making it fails, the next
-    caller tries again.
-    """
+    """Return `path`, which the first caller of all workers makes, while the others wait."""
     with path.with_name(f"{path.name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.seek(0)

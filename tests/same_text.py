@@ -1,5 +1,3 @@
-"""Helpers that compare texts token for token, allowing near-ties, and read the KV cache."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,10 +16,7 @@ def assert_same_text(
     expected: list[int],
     written: list[int] | None = None,
 ) -> None:
-    """Assert that `written` is `expected`, or that their first difference is a near-tie.
-
-    written: None for the tokens that `session` writes with `options`.
-    """
+    """`written`, or what `session` writes, is `expected` but for near-ties."""
     if written is None:
         written = run_tokens(session, prompt, options).token_ids
     difference = first_difference(session, prompt, options, expected, written)
@@ -29,8 +24,7 @@ def assert_same_text(
 
 
 def greedy_text(model: Any, prompt: list[int], count: int) -> list[int]:
-    """Return the `count` tokens that a model of transformers writes greedily after the prompt, past
-    end tokens."""
+    """Return what transformers writes, past end tokens."""
     import torch
 
     model.generation_config.eos_token_id = None
@@ -40,7 +34,7 @@ def greedy_text(model: Any, prompt: list[int], count: int) -> list[int]:
 
 
 def cache_entries(backend: OrtBackend, count: int, slot: int = 0) -> np.ndarray:
-    """Return the first `count` cache entries of a slot: [tensors,heads,count,D]."""
+    """Return a slot's first entries: [tensors,heads,count,D]."""
     cache, tensors = backend.cache, []
     _, heads, capacity, size = cache.shape(1)
     for _, address in cache.addresses(slot):

@@ -1,7 +1,4 @@
-"""Makes exports trace the small models of one architecture only once in a run of the tests.
-
-Tracing takes most of a tiny export's time, and the tests export one tiny model in many formats.
-"""
+"""Traces the small models of one architecture once in a run: most of a tiny export is tracing."""
 
 from __future__ import annotations
 
@@ -18,17 +15,14 @@ import torch
 from once import made_once
 
 EXPORT = torch.onnx.export
-"""The real function, also for tests of the tracing itself."""
 IRRELEVANT_SETTINGS = ("_name_or_path", "initializer_range")
-"""Settings of a model's config that do not change its graph."""
 MAX_PARAMETERS = 4 << 20
-"""Models with more parameters are traced each time."""
 
 
 @contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
-    """Replace torch.onnx.export within the block: the first trace of an architecture writes its
-    graph into `folder`, and later traces return that graph with their own weights."""
+    """Replace torch.onnx.export: later traces return the first one's graph with their own
+    weights."""
 
     def export(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
         if sum(parameter.numel() for parameter in module.parameters()) > MAX_PARAMETERS:
@@ -43,26 +37,18 @@ def traced_once(folder: Path) -> Iterator[None]:
 
 
 class _Program:
-    """Stands in for torch.onnx.ONNXProgram, of which the exporter reads `model` alone."""
-
     def __init__(self, model: ir.Model) -> None:
         self.model = model
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers by name. Tied weights are there under each of their names,
-    because a graph may have either."""
     parameters = module.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
-    """Return a hash of everything that determines a trunk's graph.
-
-    The values of its parameters and the number of look-ahead embeddings do not, so they are left
-    out. (If something were missing here, the export would fail, since it compares the graph with
-    torch.)
-    """
+    """Return a hash of what determines a trunk's graph. The export fails if something is
+    missing."""
     settings = module.model.config.to_dict().items()
     config = {name: value for name, value in settings if name not in IRRELEVANT_SETTINGS}
     first_names: dict[int, str] = {}  # which weights are tied
@@ -79,7 +65,6 @@ def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
 
 
 def _with_weights(model: ir.Model, module: torch.nn.Module) -> ir.Model:
-    """Let each initializer refer to the module's tensor of its name, as after tracing."""
     from torch.onnx._internal.exporter._core import TorchTensor
 
     tensors = _tensors(module)

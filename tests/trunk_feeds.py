@@ -1,5 +1,3 @@
-"""The inputs of a trunk for one window, for tests that run a trunk's graph without a session."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,34 +6,30 @@ import numpy as np
 import onnxruntime as ort
 
 from conftest import VOCAB_SIZE
-from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
+from pass_runtime.bundle.window import Window
 
 
 def trunk_feed(
     session: ort.InferenceSession,
-    plan: Plan,
+    window: Window,
     tokens: np.ndarray,
     lengths: Sequence[int],
     past: Sequence[np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the inputs of the trunk by name, for a window of `plan` in every slot.
-
-    All rows get logits. tokens: [B,Q or more] token ids, of which the first Q are the window; those
-    of look-ahead rows are replaced. lengths: [B] numbers of cache entries before the window. past:
-    the KV cache, [B,KVH,C,D] for each of the trunk's inputs that belong to it.
-    """
-    ids = tokens[:, : plan.width].copy()
-    ids[:, plan.width - len(plan.lookahead_rows) :] = plan.lookahead_ids(VOCAB_SIZE)
+    """Return a trunk's inputs for a window in every slot. tokens: [B,Q or more]; those of
+    look-ahead rows are replaced. past: [B,KVH,C,D] each."""
+    ids = tokens[:, : window.width].copy()
+    ids[:, window.width - len(window.lookahead_rows) :] = window.lookahead_ids(VOCAB_SIZE)
     feed = {
         "input_ids": ids,
-        "row_position": plan.row_position,
-        "window_mask": plan.window_mask,
+        "row_position": window.row_position,
+        "window_mask": window.window_mask,
         "length": np.array(lengths),
-        "logit_rows": np.arange(plan.width),
+        "logit_rows": np.arange(window.width),
     }
     names = [value.name for value in session.get_inputs()]
     if LOOKAHEAD_ROWS in names:
-        feed[LOOKAHEAD_ROWS] = plan.lookahead_rows
+        feed[LOOKAHEAD_ROWS] = window.lookahead_rows
     caches = [name for name in names if name not in feed]
     return feed | dict(zip(caches, past, strict=True))

@@ -1,13 +1,13 @@
-"""Writes all files of a bundle but its trunks, for `export`: tails, tokenizer and manifest."""
+"""Writes the files of a bundle besides its trunks: tails, tokenizer and manifest."""
 
 from __future__ import annotations
 
-import json
 import platform
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,16 +15,14 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from pass_exporter.model.families import Geometry
-from pass_exporter.model.head import DraftHead
+from pass_exporter.model.draft_head import DraftHead
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import LookaheadWeights
 from pass_exporter.model.registry import ModelSource
 from pass_exporter.quantize.spec import WeightScheme
 from pass_exporter.quantize.weights import QuantizedModel, layer_name
-from pass_exporter.tails.logprobs import build_logprobs
 from pass_exporter.tails.match import build_tail
-from pass_exporter.tails.processors import build_processors
+from pass_exporter.tails.outputs import build_logprobs, build_processors
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.backends.ort import onnxruntime
 from pass_runtime.bundle import head as heads
@@ -36,7 +34,6 @@ from pass_runtime.bundle.manifest import (
     FILE_NAME,
     TOKENIZER_FILE,
     DerivedTrunk,
-    FileInfo,
     Graph,
     HeadInfo,
     LookaheadInfo,
@@ -44,26 +41,23 @@ from pass_runtime.bundle.manifest import (
     ModelDtype,
     ModelInfo,
     NoiseInfo,
-    PlanConstants,
-    PlanInfo,
     QuantizationInfo,
     SchemeInfo,
     Tensor,
+    WindowConstants,
+    WindowInfo,
 )
-from pass_runtime.bundle.plan import Plan, bundle_plans
-from pass_runtime.bundle.read import METADATA_KEY, metadata
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
-from pass_runtime.text.chat_template import load_chat_template
+from pass_runtime.bundle.window import bundle_windows
+from pass_runtime.text.templates import load_chat_template
 
-LOGPROBS_FILE = "tail.logprobs.onnx"
-PROCESSORS_FILE = "tail.processors.onnx"
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
     torch.float32: "float32",
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "onnx-ir", "tokenizers")
-"""The packages whose versions the manifest records as `tools`."""
+"""Their versions stand in the manifest."""
 
 
 def write_tails(
@@ -72,30 +66,39 @@ def write_tails(
     vocab_size: int,
     rule: Rule,
     draft_head: DraftHead | None = None,
-) -> tuple[PlanInfo, ...]:
-    """Write tail.<plan>.<sampler>.onnx for every plan of the bundle. Return the plans' entries in
-    the manifest.
-
-    All tails that sample read the noise tables from one file, and all tails that use the draft head
-    read its arrays from another. The bundle has trees only if the rule is "match", tails can rank
-    candidates for a draft (`has_candidate_subset`), and there is a draft head: without a head, all
-    drafts of one depth would have the same children.
-    """
+) -> tuple[WindowInfo, ...]:
+    """Write tail.<window>.<sampler>.onnx for every window, and the files of the noise tables and
+    the draft head's arrays, which tails share. Return the windows' entries in the manifest."""
     locations = _write_noise_tables(directory, vocab_size)
     arrays = None
     if draft_head is not None:
         arrays, head_locations = _write_head(directory, draft_head)
         locations |= head_locations
-    trees = rule == "match" and arrays is not None and heads.has_candidate_subset(vocab_size)
-    plans = bundle_plans(lookahead, trees=trees)
-    return tuple(
-        _write_plan(directory, plan, vocab_size, rule, arrays, locations) for plan in plans
-    )
+    infos = []
+    for window in bundle_windows(lookahead):
+        tails: dict[Sampler, Graph] = {}
+        for sampler in SAMPLERS:
+            # By either rule, plain decoding (one row) and greedy decoding write the same tokens.
+            by_rejection = rule == "rejection" and sampler != "greedy" and window.width > 1
+            build = build_rejection_tail if by_rejection else build_tail
+            model = build(window, sampler, vocab_size, arrays)
+            _use_external_data(model, directory, locations)
+            tails[sampler] = _write_graph(model, directory / f"tail.{window.name}.{sampler}.onnx")
+        infos.append(
+            WindowInfo(
+                name=window.name,
+                drafts=window.drafts,
+                groups=window.groups,
+                next=window.next.name,
+                constants=WindowConstants.from_window(window, vocab_size),
+                tails=tails,
+            )
+        )
+    return tuple(infos)
 
 
 def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str, int]]:
-    """Write the noise tables to a file. Return the file and the offset in bytes of each table, by
-    the name of the table's initializer in the tails."""
+    """Return the file and the offset in bytes of each table, by its name in the tails."""
     locations, offset = {}, 0
     with (directory / noise.TABLES_FILE).open("wb") as file:
         for name, table in zip(noise.TABLES, noise.noise_tables(vocab_size), strict=True):
@@ -107,8 +110,6 @@ def _write_noise_tables(directory: Path, vocab_size: int) -> dict[str, tuple[str
 def _write_head(
     directory: Path, draft_head: DraftHead
 ) -> tuple[heads.HeadArrays, dict[str, tuple[str, int]]]:
-    """Write the draft head's arrays to a file. Return the arrays, and the location of each as
-    `_write_noise_tables` does."""
     arrays = draft_head.arrays()
     vocab_size, hidden_size = len(arrays.table), len(arrays.hidden)
     regions = heads.head_layout(vocab_size, hidden_size, draft_head.rank, draft_head.width)
@@ -122,58 +123,22 @@ def _write_head(
     }
 
 
-def _write_plan(
-    directory: Path,
-    plan: Plan,
-    vocab_size: int,
-    rule: Rule,
-    head: heads.HeadArrays | None,
-    locations: Mapping[str, tuple[str, int]],
-) -> PlanInfo:
-    """Write the tails of a plan, one for each sampler. Return the plan's manifest entry."""
-    tails: dict[Sampler, Graph] = {}
-    for sampler in SAMPLERS:
-        # By either rule, plain decoding (one row) and greedy decoding write the same tokens.
-        by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
-        model = (build_rejection_tail if by_rejection else build_tail)(
-            plan, sampler, vocab_size, head
-        )
-        _use_external_data(model, directory, locations)
-        name = f"tail.{plan.name}.{sampler}.onnx"
-        ir.save(model, directory / name)
-        tails[sampler] = graph_info(model, name)
-    return PlanInfo(
-        name=plan.name,
-        drafts=plan.drafts,
-        groups=plan.groups,
-        parents=plan.parents,
-        next=plan.next.name,
-        constants=PlanConstants.from_plan(plan, vocab_size),
-        tails=tails,
-    )
-
-
 def write_logprobs(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.logprobs.onnx, one graph for all samplers and all plans but trees. Return its
-    manifest entry."""
-    model = build_logprobs(vocab_size)
-    ir.save(model, directory / LOGPROBS_FILE)
-    return graph_info(model, LOGPROBS_FILE)
+    return _write_graph(build_logprobs(vocab_size), directory / "tail.logprobs.onnx")
 
 
 def write_processors(directory: Path, vocab_size: int) -> Graph:
-    """Write tail.processors.onnx, one graph for all plans and samplers. Return its manifest
-    entry."""
-    model = build_processors(vocab_size)
-    ir.save(model, directory / PROCESSORS_FILE)
-    return graph_info(model, PROCESSORS_FILE)
+    return _write_graph(build_processors(vocab_size), directory / "tail.processors.onnx")
+
+
+def _write_graph(model: ir.Model, path: Path) -> Graph:
+    ir.save(model, path)
+    return graph_info(model, path.name)
 
 
 def _use_external_data(
     model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]
 ) -> None:
-    """Make `model` read those of its initializers that are in `locations` from files of
-    `directory`. locations: initializer's name -> (file, offset in bytes)."""
     for name, (file, offset) in locations.items():
         value = model.graph.initializers.get(name)
         tensor = None if value is None else value.const_value
@@ -222,7 +187,6 @@ def write_tokenizer(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None
         )
     if (template := load_chat_template(directory, tokenizer.special_tokens_map)) is not None:
         template.check()
-        template.close()
 
 
 def write_manifest(
@@ -232,15 +196,15 @@ def write_manifest(
     lookahead_weights: LookaheadWeights,
     trunk: Graph,
     derived: tuple[DerivedTrunk, ...],
-    plans: tuple[PlanInfo, ...],
+    windows: tuple[WindowInfo, ...],
 ) -> Manifest:
-    """Write tail.logprobs.onnx and tail.processors.onnx, and after them pass_config.json, which has
-    the hashes of all other files."""
+    """Write tail.logprobs.onnx and tail.processors.onnx, and at last pass_config.json, with the
+    hashes of all other files."""
     adapter, head = lookahead_weights.adapter, lookahead_weights.head
     length, record = lookahead_weights.lookahead, lookahead_weights.record
     manifest = Manifest(
         format="pass-bundle",
-        version=4,
+        version=5,
         model=model,
         rule=rule,
         lookahead=LookaheadInfo(
@@ -256,39 +220,29 @@ def write_manifest(
         ),
         trunk=trunk,
         derived=derived,
-        plans=plans,
+        windows=windows,
         logprobs=write_logprobs(directory, model.vocab_size),
         processors=write_processors(directory, model.vocab_size),
-        feeds=feeds(trunk, plans),
-        noise=NoiseInfo(
-            scheme=noise.SCHEME, members=noise.BLOCK_SIZE, row=noise.ROW_SIZE, bits=noise.BITS
-        ),
-        files=_hash_files(directory),
+        feeds=feeds(trunk, windows),
+        noise=NoiseInfo.of_this_version(),
+        files={path.name: file_info(path) for path in sorted(directory.iterdir())},
         tools=_tools(),
         engines=(),
+        digest="",
     )
-    (directory / FILE_NAME).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (directory / FILE_NAME).write_text(manifest.text(), encoding="utf-8")
     return manifest
 
 
-def feeds(trunk: Graph, plans: Sequence[PlanInfo]) -> dict[str, str]:
+def feeds(trunk: Graph, windows: Sequence[WindowInfo]) -> dict[str, str]:
     """Map the name of each output to that of the next graph's input, which has the same memory."""
-    graphs = [trunk, *(tail for plan in plans for tail in plan.tails.values())]
+    graphs = [trunk, *(tail for window in windows for tail in window.tails.values())]
     outputs = dict.fromkeys(tensor.name for graph in graphs for tensor in graph.outputs)
     return {output: fed for output in outputs if (fed := fed_input(output)) is not None}
 
 
-def write_metadata(trunk: ir.Model, model: ModelInfo, lookahead: int, rule: Rule) -> None:
-    """Write the model's description into the trunk's metadata: the runtime refuses a trunk whose
-    description differs from the manifest."""
-    trunk.metadata_props[METADATA_KEY] = json.dumps(
-        metadata(model, lookahead, rule), sort_keys=True
-    )
-
-
 def _tools() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that made the bundle, by name.
-    onnxruntime itself is asked, because on GPU machines its package has another name."""
+    """onnxruntime itself is asked, because on GPU machines its package has another name."""
     versions = {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__}
     for name in RECORDED_TOOLS:
         with suppress(PackageNotFoundError):
@@ -298,7 +252,8 @@ def _tools() -> dict[str, str]:
 
 def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedModel) -> ModelInfo:
     """Return the manifest's description of the model."""
-    sizes: Geometry = loaded.geometry
+    sizes = asdict(loaded.geometry)
+    del sizes["windows"]
     return ModelInfo(
         name=source.name,
         source=source.description,
@@ -306,22 +261,15 @@ def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedMod
         dtype=MODEL_DTYPES[loaded.model.dtype],
         weights=quantized.spec.name,
         quantization=_quantization(quantized),
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        max_capacity=sizes.max_capacity,
         bos_token_id=loaded.tokenizer.bos_token_id,
         eos_token_ids=loaded.eos_token_ids,
         special_tokens=dict(loaded.tokenizer.special_tokens_map),
+        **sizes,
     )
 
 
 def _quantization(quantized: QuantizedModel) -> QuantizationInfo | None:
-    """Return the manifest's description of the quantization; None if nothing is quantized. Its
-    `grid` is the scheme that most decoder layers have; `layers` lists the others' schemes."""
+    """`grid` is the scheme that most decoder layers have; `layers` lists the others' schemes."""
     spec = quantized.spec
     if spec.scheme is None:
         return None
@@ -349,9 +297,3 @@ def _scheme_info(scheme: WeightScheme, offsets: bool = False) -> SchemeInfo:
         zero_points=scheme.zero_points,
         offsets=offsets,
     )
-
-
-def _hash_files(directory: Path) -> dict[str, FileInfo]:
-    return {
-        path.name: file_info(path) for path in sorted(directory.iterdir()) if path.name != FILE_NAME
-    }

@@ -20,7 +20,7 @@ from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
-from pass_runtime.cli.flags import combined, field_option, flags_of
+from pass_runtime.cli.flags import combined, flag_of, flags_of
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_server.triton.config import PARAMETERS
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 
 class _ExportGroup(OneLineGroup):
-    """`pass-export --model M ...` exports, `pass-export build BUNDLE ...` builds engines for an
-    existing bundle, and `pass-export triton BUNDLE ...` adds it to a Triton model repository."""
-
     def collect_usage_pieces(self, _ctx: click.Context) -> list[str]:
         return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
@@ -40,7 +37,6 @@ class _ExportGroup(OneLineGroup):
 def _parse_integers(
     _context: click.Context, _parameter: click.Parameter, given: str | None
 ) -> tuple[int, ...] | None:
-    """Parse "1024,256" to (1024, 256)."""
     if given is None:
         return None
     try:
@@ -57,13 +53,13 @@ PREFILL_WIDTHS = click.option(
     callback=_parse_integers,
     help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
 )
-"""The flag of a field of `EngineConfig` that `flags_of` does not make: it needs a callback."""
+"""`flags_of` makes no flag that needs a callback."""
 ENGINE_FLAGS = combined(
     flags_of(EngineConfig, "max_batch_size", "max_seq_len", "capacity"),
     PREFILL_WIDTHS,
     flags_of(EngineConfig, "workspace", "timing_cache", "compute_capability", "device_memory"),
 )
-"""The options of engine builds, named as in trtexec and Polygraphy."""
+"""Named as in trtexec and Polygraphy."""
 
 
 @click.group(
@@ -137,14 +133,12 @@ def main(**options: Any) -> None:
 
 
 def _check_engine(engine: EngineConfig) -> None:
-    """Raise PassError if the engine's library or its targets are not available."""
     require(engine.engine)
     import_library(find_library(engine.engine))
     choose_targets(find_library(engine.engine), engine.compute_capability, find_device())
 
 
 def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None) -> str:
-    """Return the default of --dtype: the model's own for engines, else fp32, the dtype for CPUs."""
     if engine is None:
         return "fp32"
     with importing("export"):
@@ -205,7 +199,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     for each in report.comparisons:
         limit = f"(limit {each.limit:.0e})"
         console.print(
-            f"{each.plan:23} logits differ from ONNX Runtime's by {each.relative:.1e} {limit}"
+            f"{each.window:23} logits differ from ONNX Runtime's by {each.relative:.1e} {limit}"
         )
 
 
@@ -239,7 +233,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     show_default=True,
     help="Processes, each with its own session.",
 )
-@combined(*(field_option(field, unset=True) for field in PARAMETERS.values()))
+@combined(*(flag_of(option, unset=True) for option in PARAMETERS.values()))
 @click.option("--force", is_flag=True, help="Replace an existing model with that name.")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:
@@ -294,16 +288,16 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
         )
     limit = f"(limit {report.relative_error_limit:.0e})"
     console.print(f"trunk against torch     max relative error {report.relative_error:.1e} {limit}")
-    note = f", then {report.near_tie}" if report.near_tie else ""
-    if report.greedy_tokens:
-        console.print(f"every plan against ar   {report.greedy_tokens} greedy tokens equal{note}")
+    decoding = report.decoding
+    note = f", then {decoding.near_tie}" if decoding.near_tie else ""
+    if decoding.greedy_tokens is not None:
+        console.print(f"every plan against ar   {decoding.greedy_tokens} greedy tokens equal{note}")
     else:
         console.print(
-            "every plan against ar   not run: it needs a float32 copy of all weights (pass-run "
-            "bench compares plans)"
+            "every plan against ar   not run: ONNX Runtime would need a float32 copy of all "
+            "weights (pass-run bench compares plans)"
         )
-    if report.quality is not None:
-        quality = report.quality
+    if (quality := decoding.quality) is not None:
         console.print(
             f"perplexity              {quality.perplexity:.2f}, of the full-precision model "
             f"{quality.full_perplexity:.2f} ({quality.tokens} tokens)"
@@ -313,7 +307,6 @@ def _print_report(console: Console, config: ExportConfig, report: ExportReport) 
 
 
 def _peak_memory() -> int:
-    """Return bytes. VmHWM is preferred: getrusage may count memory of the parent process."""
     with suppress(OSError, StopIteration):
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return (

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pass_exporter.quantize.spec import SPECS, QuantSpec
 from pass_runtime.backends.trt.library import find_library
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.bundle.sampling import RULES, Rule
-from pass_runtime.bundle.values import Options, option
+from pass_runtime.bundle.option import option, options_class
+from pass_runtime.bundle.sampling import Rule
+from pass_runtime.bundle.window import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
 
 Dtype = Literal["fp32", "fp16", "bf16"]
-DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "bf16")
 MAX_BATCH_SIZE = 256
 WEIGHTS = tuple(SPECS)
-CUDA_ATTENTION = ("attention", GROUP_QUERY := "group-query")
-"""The values of --cuda-attention (see `ExportConfig.cuda_attention`)."""
+GROUP_QUERY = "group-query"
 REPLACED_WEIGHTS = {
     "w8a8": "int8 or int4 (on CPUs both round activations, and need no ranges of them)",
     "source": "int4 or int8 (both keep the codes of a .gguf file)",
 }
-"""Values of --weights that once existed, and what to choose in place of them."""
-TARGETS = ("any", "cpu")
+"""Values of --weights that once existed, and what to choose in their place."""
 NO_CALIBRATION = "none"
-"""The value of --calibrate with which weights are quantized without text."""
 
 
-@dataclass(frozen=True)
-class EngineConfig(Options):
-    """Options of an engine build. Raises PassError if one is out of range. What the help of a flag
-    does not say:
+@options_class
+class EngineConfig:
+    """Options of an engine build. Raises PassError if one is out of range.
 
-    engine: a name in `backends.trt.library.LIBRARIES`. max_seq_len: tokens of the longest sequence,
-    prompt and output, from which the build computes the KV capacity.
-    capacity: the KV capacity itself, in tokens, which may be given instead.
-    prefill_widths: the sizes in tokens of the chunks in which prompts are prefilled; None lets the
-    build choose them.
-    compute_capability: such as 8.9 or sm89.
+    engine: a name in `backends.trt.library.LIBRARIES`. capacity: of the KV cache in tokens, in
+    place of max_seq_len, prompt and output. prefill_widths: of prompt chunks; None lets the build
+    choose.
     """
 
     label_prefix: ClassVar[str] = "--"
@@ -49,7 +41,8 @@ class EngineConfig(Options):
         1,
         "Most sequences per pass.",
         allowed=f"1 to {MAX_BATCH_SIZE}",
-        bounds={"ge": 1, "le": MAX_BATCH_SIZE},
+        ge=1,
+        le=MAX_BATCH_SIZE,
     )
     max_seq_len: int | None = option(
         None, "Prompt + output tokens.", if_none="4096, if the model allows"
@@ -61,7 +54,7 @@ class EngineConfig(Options):
         "Scratch memory of kernels.",
         if_none="all memory",
         metavar="MIB",
-        bounds={"ge": 1},
+        ge=1,
         allowed="at least 1 MiB",
     )
     timing_cache: Path | None = option(None, "File to read and update, for faster rebuilds.")
@@ -73,7 +66,7 @@ class EngineConfig(Options):
         "Memory of the target.",
         if_none="this machine's",
         metavar="GIB",
-        bounds={"gt": 0},
+        gt=0,
         allowed="above 0 GiB",
     )
     verify: bool = option(False, "Compare the engines' logits with ONNX Runtime's (needs the GPU).")
@@ -81,27 +74,16 @@ class EngineConfig(Options):
 
     def __post_init__(self) -> None:
         find_library(self.engine)
-        super().__post_init__()
 
 
-@dataclass(frozen=True)
-class ExportConfig(Options):
-    """Options of an export. Raises PassError if they are out of range or do not fit together. What
-    the help of a flag does not say:
+@options_class
+class ExportConfig:
+    """Options of an export. Raises PassError if they are out of range or do not fit together.
 
-    model: registry name, hub id, local directory or .gguf file. revision: branch, tag or commit of
-    a hub id.
-    lookahead_weights: a safetensors file with `lookahead` [>=L,hidden], or `mean` for the untrained
-    baseline.
-    weights: all but "full" quantize every linear layer's weight (see quantize/spec.py).
-    zero_points: whether every block of int4 or int8 weights gets a zero point, which makes rounding
-    errors smaller but is not supported by TensorRT; None means True for int4 in fp32 (the dtype for
-    CPUs), and False otherwise. Layers of a .gguf file whose codes have offsets keep them if this is
-    True, or None in fp32.
-    calibrate: a text that guides the rounding of int4 weights.
-    rule: with "match" the text is that of plain decoding; "rejection" is the paper's rule: it
-    accepts more sampled drafts, but only the distribution of texts is that of plain decoding.
-    cuda_attention: see derived/cuda.py.
+    model: registry name, hub id, local directory or .gguf file. zero_points: one for every block of
+    int4 or int8 weights, and offsets of a .gguf file's codes; None means True for int4 in fp32, and
+    offsets in fp32. rule: with "match" the text is that of plain decoding; with "rejection", the
+    paper's rule, only its distribution is.
     """
 
     label_prefix: ClassVar[str] = "--"
@@ -110,7 +92,8 @@ class ExportConfig(Options):
         4,
         f"L, drafts per pass, 1 to {MAX_LOOKAHEAD}.",
         allowed=f"1 to {MAX_LOOKAHEAD}",
-        bounds={"ge": 1, "le": MAX_LOOKAHEAD},
+        ge=1,
+        le=MAX_LOOKAHEAD,
     )
     lookahead_weights: Path | None = option(
         None,
@@ -123,7 +106,6 @@ class ExportConfig(Options):
     dtype: Dtype = option(
         "fp32",
         "Dtype of weights and KV cache.",
-        choices=DTYPES,
         if_none="fp32; with --engine the model's own",
     )
     weights: str = option(
@@ -143,33 +125,29 @@ class ExportConfig(Options):
         "match",
         "Accept a draft if it is the model's own sample (match), or by speculative sampling "
         "(rejection).",
-        choices=RULES,
     )
     verify: Path | None = option(None, "Text file to measure perplexity and greedy agreement on.")
     max_perplexity_ratio: float = option(
         1.25,
         "With --verify: fail if the perplexity is more than this times the full-precision model's.",
-        bounds={"gt": 0},
+        gt=0,
         allowed="above 0",
     )
     force: bool = option(False, "Replace an existing bundle.")
-    target: str = option(
+    target: Literal["any", "cpu"] = option(
         "any",
         "`cpu` leaves out trunk.onnx and its weights, which GPUs, engine builds and CPUs without "
         "the toolkit's kernels need; in fp32 only.",
-        choices=TARGETS,
     )
     revision: str | None = None
-    cuda_attention: str | None = option(
+    cuda_attention: Literal["attention", "group-query"] | None = option(
         None,
         "For ONNX Runtime on CUDA, one sequence: `group-query` adds trunks of few nodes with "
         "GroupQueryAttention, in fp16 only; `attention` adds none.",
         if_none="group-query in fp16, if the model's attention allows",
-        choices=CUDA_ATTENTION,
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.weights not in WEIGHTS:
             instead = REPLACED_WEIGHTS.get(self.weights, f"one of {', '.join(WEIGHTS)}")
             raise PassError(f"there is no --weights {self.weights}: choose {instead}")
@@ -183,12 +161,15 @@ class ExportConfig(Options):
             raise PassError(f"--zero-points is for --weights int4 and int8, not {self.weights}")
         if self.calibrate is not None and not SPECS[self.weights].gptq:
             raise PassError(f"--calibrate is for --weights int4: {self.weights} needs no text")
+        if self.verify is not None and self.dtype == "bf16":
+            raise PassError(
+                "--verify runs the bundle on the CPU, which has no kernels for bf16: leave it out, "
+                "or choose another --dtype"
+            )
 
     @property
     def spec(self) -> QuantSpec:
-        """How `weights`, `zero_points` and `calibrate` say that weights are quantized."""
-        spec = SPECS[self.weights]
-        in_fp32 = self.dtype == "fp32"
+        spec, in_fp32 = SPECS[self.weights], self.dtype == "fp32"
         spec = replace(
             spec,
             gptq=spec.gptq and not self._rounds_to_nearest,
@@ -203,13 +184,12 @@ class ExportConfig(Options):
         return self.calibrate == Path(NO_CALIBRATION)
 
     def verification_text(self) -> str | None:
-        """Read the file `verify`; None if there is none. Raises PassError if it is unreadable or
-        empty."""
+        """Return the text of --verify, or None. Raises PassError if it is unreadable or empty."""
         return None if self.verify is None else _read_text(self.verify, "--verify")
 
     def calibration_text(self) -> str | None:
-        """Read the file `calibrate`; None if there is none. Raises PassError as
-        `verification_text` does."""
+        """Return the text of --calibrate, or None. Raises PassError if it is unreadable or
+        empty."""
         if self.calibrate is None or self._rounds_to_nearest:
             return None
         return _read_text(self.calibrate, "--calibrate")

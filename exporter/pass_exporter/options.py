@@ -1,4 +1,4 @@
-"""Defines the command-line flags about the model that pass-export and pass-train share."""
+"""Flags about the model that pass-export and pass-train share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,5 @@ TRUST_REMOTE_CODE = click.option(
 
 
 def model_flags(command: Any) -> Any:
-    """Add --revision to a command, and a hidden --trust-remote-code that raises a UsageError which
-    says why it is refused."""
+    """Add --revision, and a hidden --trust-remote-code that is refused with a reason."""
     return REVISION(TRUST_REMOTE_CODE(command))

@@ -1,4 +1,4 @@
-"""The protocols by which exports and training report their progress. `terminal.py` shows it."""
+"""How exports and training report their progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 Step = Callable[[int, int], None]
-"""Reports a phase's progress: it is called with the steps done so far, and the number of steps."""
+"""Called with the steps done so far, and the number of steps."""
 
 
 class NotedStep(Protocol):
@@ -16,8 +16,6 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    """Receives the progress of an export, an engine build or a training."""
-
     def phase(self, name: str) -> Step:
-        """Start a phase, which ends the one before. Return a Step, to be called after each step of
-        the phase if its steps are counted."""
+        """Start a phase, which ends the one before. Return a Step, for phases whose steps are
+        counted."""

@@ -1,8 +1,5 @@
-"""Writes a directory atomically: it is built beside its destination, then renamed.
-
-An export holds a lock on a file beside the destination, so only one at a time writes there. An
-export that gets the lock knows that all partial files there are of exports that were killed.
-"""
+"""Writes a directory atomically: it is built beside its destination, then renamed. A lock lets one
+export at a time write there, so partial files are those of killed exports."""
 
 from __future__ import annotations
 
@@ -26,13 +23,11 @@ def staged_directory(
     alternative: str = "another --output",
 ) -> Iterator[Path]:
     """Yield an empty directory, renamed to `destination` if the block succeeds, else removed.
-
-    force: replace an existing directory of the same kind, which is recognised by its `marker_file`.
-    kind: what such a directory is called in error messages. alternative: the other name for the
-    destination that these messages advise.
-
     Raises PassError if the destination exists and must not be replaced, is locked, or cannot be
     written.
+
+    force: replace a directory of the same kind, recognised by its `marker_file`. alternative: the
+    other name that messages advise.
     """
     destination = destination.resolve()  # the directory that a link leads to is replaced
 
@@ -93,11 +88,8 @@ def _sibling(destination: Path, suffix: str) -> Path:
 
 
 def _recover(destination: Path) -> None:
-    """Remove the partial files of an export that was killed. The caller holds the lock.
-
-    If that export was killed between the two renames of `_put_in_place`, the old directory is
-    moved back.
-    """
+    """Remove the partial files of a killed export; the old directory is moved back if it was killed
+    between the two renames."""
     old = _sibling(destination, "replaced")
     if old.exists() and not destination.exists():
         old.rename(destination)

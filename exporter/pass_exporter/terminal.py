@@ -1,5 +1,4 @@
-"""Shows the progress of pass-export and pass-train on stderr: bars in a terminal, plain lines
-elsewhere."""
+"""Shows progress on stderr: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def silence_libraries() -> None:
 
 
 class Terminal:
-    """Shows progress on a console, as a `Progress`. show: False prints nothing."""
+    """Shows progress on a console. show: False prints nothing."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
         self._console, self._show = console, show
@@ -61,8 +60,6 @@ class Terminal:
 
 
 class _ProgressBars:
-    """Shows a spinner or a bar while a phase runs, then a check mark and its time."""
-
     def __init__(self, console: Console) -> None:
         columns = (
             SpinnerColumn(finished_text="[green]✓[/]"),
@@ -77,7 +74,6 @@ class _ProgressBars:
         self._progress.start()
 
     def end(self, *, finished: bool) -> None:
-        """Stop drawing. finished: whether the last phase was completed."""
         if finished:
             self._finish()
         self._progress.stop()
@@ -100,8 +96,8 @@ class _ProgressBars:
 
 
 class _PhaseStatus(ProgressColumn):
-    """Renders the remaining time if it can be estimated, or else the elapsed time, then how many
-    of the steps are done ("3/8"), then the note."""
+    """The remaining time if it can be estimated, or the elapsed time, the steps done ("3/8"), the
+    note."""
 
     def render(self, task: Task) -> Text:
         if task.time_remaining and not task.finished:
@@ -118,11 +114,6 @@ def _duration(seconds: float | None) -> str:
 
 
 def _plain_steps(name: str, print_line: Callable[[str], None]) -> NotedStep:
-    """Return the NotedStep of the phase `name`. After every tenth of the steps, it prints a line
-    with the steps done, the note and the remaining time.
-
-    Lines are at least LINE_INTERVAL_SECONDS apart, except for the last.
-    """
     started = printed_at = time.monotonic()
     printed_tenth = 0
 

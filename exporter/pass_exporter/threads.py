@@ -1,5 +1,3 @@
-"""Limits torch to one thread, for work of many short operations."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,8 +8,8 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread within the block. With several threads, many short operations took
-    20 times as long on a busy machine."""
+    """Let torch use one thread within the block: with several, many short operations took 20 times
+    as long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,5 +1,5 @@
-"""Implements `pass-export triton`: adds a bundle to a model repository of the Triton server, as a
-model of Triton's Python backend."""
+"""`pass-export triton`: adds a bundle to a model repository of the Triton server, for its Python
+backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from pass_server.triton.model import Model
 class TritonPythonModel(Model):
     pb_utils = triton_python_backend_utils
 '''
-"""The model's Python file, which Triton loads."""
 PYCACHE_PLACEHOLDER = """\
 This file keeps Python from creating a directory __pycache__ here. Triton would take the new
 directory for a change of the model, and load the model a second time.
@@ -40,16 +39,9 @@ directory for a change of the model, and load the model a second time.
 
 @dataclass(frozen=True)
 class RepositoryConfig:
-    """The options of pass-export triton.
-
-    output: the repository that the model is added to. served_model_name: the name of the model in
-    Triton; None makes it from the name in the manifest.
-    tokens: the model takes and returns token ids instead of text.
-    copy: copy the bundle into the model's directory; otherwise the model refers to its path.
-    instances: the number of processes, each with a session of its own.
-    force: replace an existing model with the same name.
-    parameters: the values of config.pbtxt, by the names in `pass_server.triton.config.PARAMETERS`.
-    """
+    """The options of pass-export triton. output: the repository. tokens: token ids in place of
+    text. copy: the bundle into the model's directory. instances: processes, each with a session.
+    parameters: values of config.pbtxt, by the names in `pass_server.triton.config.PARAMETERS`."""
 
     bundle: Path
     output: Path
@@ -62,14 +54,14 @@ class RepositoryConfig:
 
 
 def write_model(config: RepositoryConfig) -> Path:
-    """Add the bundle to the repository atomically. Return the new model's directory.
-
-    Raises PassError if an option is invalid, the bundle cannot be read, or the model exists and
-    `config.force` is False.
-    """
+    """Add the bundle to the repository atomically. Return the new model's directory. Raises
+    PassError if an option is invalid, the bundle cannot be read, or the model exists and
+    `config.force` is False."""
     manifest = read_manifest(config.bundle)
     verify_files(config.bundle, manifest, hashes=False)
-    name = config.served_model_name or _default_name(manifest.model.name, tokens=config.tokens)
+    name = config.served_model_name or re.sub(r"[^A-Za-z0-9_.-]+", "-", manifest.model.name).strip(
+        "-."
+    ) + ("-tokens" if config.tokens else "")
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
     if config.instances < 1:
@@ -97,10 +89,8 @@ def write_model(config: RepositoryConfig) -> Path:
 
 
 def config_pbtxt(name: str, config: RepositoryConfig) -> str:
-    """Return the text of config.pbtxt, the model's configuration in protobuf's text format.
-
-    max_batch_size is 0, which switches Triton's own batching off: the session batches.
-    """
+    """Return config.pbtxt, in protobuf's text format. A max_batch_size of 0 switches Triton's own
+    batching off: the session batches."""
     bundle = BUNDLE_COPY if config.copy else str(config.bundle.resolve())
     device = config.parameters.get("device", "auto")
     parameters = {"bundle": bundle, "tokens": config.tokens, **config.parameters}
@@ -109,7 +99,10 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
         'backend: "python"',
         "max_batch_size: 0",
         "model_transaction_policy { decoupled: true }",
-        *(f"input {{ {_tensor(spec)}{_optional(spec)} }}" for spec in inputs(tokens=config.tokens)),
+        *(
+            f"input {{ {_tensor(spec)}{' optional: true' * spec.optional} }}"
+            for spec in inputs(tokens=config.tokens)
+        ),
         *(f"output {{ {_tensor(spec)} }}" for spec in outputs(tokens=config.tokens)),
         f"instance_group {{ count: {config.instances} kind: {_instance_kind(device)} }}",
         *(
@@ -118,11 +111,6 @@ def config_pbtxt(name: str, config: RepositoryConfig) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _default_name(model: str, *, tokens: bool) -> str:
-    """Return the default of --served-model-name. model: the name in the manifest."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", model).strip("-.") + ("-tokens" if tokens else "")
 
 
 def _check_repository(path: Path) -> None:
@@ -137,8 +125,7 @@ def _check_repository(path: Path) -> None:
 
 
 def _instance_kind(device: str) -> str:
-    """Return the `kind` of instances for a device: where Triton runs them. KIND_MODEL leaves the
-    choice to the model, that is to its session."""
+    """KIND_MODEL leaves the choice to the session."""
     return {"cpu": "KIND_CPU", "auto": "KIND_MODEL"}.get(device, "KIND_GPU")
 
 
@@ -146,14 +133,9 @@ def _tensor(spec: TensorSpec) -> str:
     return f'name: "{spec.name}" data_type: TYPE_{spec.dtype} dims: [ {spec.dims} ]'
 
 
-def _optional(spec: TensorSpec) -> str:
-    return " optional: true" if spec.optional else ""
-
-
 def _value(value: object) -> str:
     return _quoted(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def _quoted(text: str) -> str:
-    """Return `text` as a string of protobuf's text format: as in JSON, but not escaped to ASCII."""
     return json.dumps(text, ensure_ascii=False)

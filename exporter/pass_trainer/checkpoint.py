@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,49 +13,45 @@ from typing import Any
 from accelerate import Accelerator
 
 from pass_runtime.errors import PassError
-from pass_trainer.schedule import Clock, Stage
 
-CHECKPOINT, OLD_SUFFIX = "checkpoint", ".old"
-STATE_FILE = "progress.json"
-"""The file of a checkpoint with the step, the settings and the history."""
+CHECKPOINT, OLD_SUFFIX, STATE_FILE = "checkpoint", ".old", "progress.json"
 FLAG_NAMES = {
     "length": "sequence-length",
     "prompt": "prompt-tokens",
     "chat": "chat-share",
     "data_sha256": "data",
 }
-"""The flag of each setting whose name is not that of its flag."""
-DEFAULT_SETTINGS = {"aim": "distribution", "minutes": None}
-"""The values of settings that checkpoints of earlier versions lack."""
+"""Of settings whose flag has another name."""
 RUN_LENGTH_FLAGS = ("steps", "minutes")
-"""The flags that say how long a run is. A run has one of the two; a resumed run may raise it."""
+"""A run has one of them, which a resumed run may raise."""
+Clock = Callable[[], float]
+"""Returns seconds."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From step `start` on, the whole run is to take `steps` or `minutes`."""
+
+    start: int
+    steps: int | None
+    minutes: float | None = None
 
 
 @dataclass
 class History:
-    """The measurements of a run so far.
-
-    stages: a run begins with one, and every extension of `steps` or `minutes` adds one.
-    loss[i]: the loss of step i.
-    evaluations: the results of `trainer.Hooks.evaluate`.
-    joins: `Deck.joins`, which says when training text joined.
-    clock: the fields of `schedule.Times` at the last save.
-    """
+    """stages: every extension of `steps` or `minutes` adds one. loss[i]: of step i. shards: of the
+    run's text; 0 until it is written. clock: `train.Times` at the last save."""
 
     stages: list[Stage]
     loss: list[float] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    joins: list[list[int]] = field(default_factory=list)
+    shards: int = 0
     clock: dict[str, float] = field(default_factory=dict)
 
 
 class Checkpoint:
-    """The directory `output`/checkpoint with trained weights, optimizer state and history.
-
-    settings: everything that the result depends on, as JSON. A run continues from a checkpoint only
-    with the same settings, except that `steps` or `minutes` may be larger.
-    minutes: the time between two saves.
-    """
+    """The directory `output`/checkpoint: weights, optimizer state and history. settings: all that
+    the result depends on, as JSON. minutes: between two saves."""
 
     def __init__(
         self,
@@ -71,11 +67,10 @@ class Checkpoint:
         self._saved_at = self._clock()
 
     def is_due(self) -> bool:
-        """Whether `minutes` have passed since the last save."""
         return self._clock() - self._saved_at > 60 * self._save_minutes
 
     def save(self, step: int, history: History) -> None:
-        """Replace the checkpoint. Every process of the run must call this."""
+        """Replace the checkpoint, as every process must; a crash leaves the old or the new one."""
         accelerator, partial = self._accelerator, self._path.with_suffix(".partial")
         if accelerator.is_main_process:
             shutil.rmtree(partial, ignore_errors=True)
@@ -85,7 +80,12 @@ class Checkpoint:
         if accelerator.is_main_process:
             state = {"step": step, "settings": self.settings} | asdict(history)
             (partial / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
-            replace_directory(partial, self._path)
+            old_path = self._path.with_suffix(OLD_SUFFIX)
+            shutil.rmtree(old_path, ignore_errors=True)
+            if self._path.exists():
+                self._path.rename(old_path)
+            partial.rename(self._path)
+            shutil.rmtree(old_path, ignore_errors=True)
         accelerator.wait_for_everyone()
         self._saved_at = self._clock()
 
@@ -95,8 +95,8 @@ class Checkpoint:
         if path is not None:
             self._check(_read_state(path))
 
-    def load(self) -> tuple[int, History]:
-        """Load the checkpoint, if there is one. Return the next step and the history so far."""
+    def read(self) -> tuple[int, History]:
+        """Return the next step and the history so far; of a new run if there is no checkpoint."""
         run_length = {name: self.settings[name] for name in RUN_LENGTH_FLAGS}
         old_path = self._path.with_suffix(OLD_SUFFIX)
         if self._accelerator.is_main_process and find_checkpoint(self._path) == old_path:
@@ -107,25 +107,31 @@ class Checkpoint:
         state = _read_state(self._path)
         self._check(state)
         try:
-            stages = [Stage(**stage) for stage in state["stages"]]
-            history = History(
-                stages,
-                state["loss"],
-                state["evaluations"],
-                state.get("joins", []),
-                state.get("clock", {}),
-            )
+            values = {name: state[name] for name in ("loss", "evaluations", "shards", "clock")}
+            history = History([Stage(**stage) for stage in state["stages"]], **values)
             step = int(state["step"])
-            self._accelerator.load_state(str(self._path))
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise _unusable(self._path, error) from None
-        stage = Stage(step, **run_length)
-        if (stage.steps, stage.minutes) != (stages[-1].steps, stages[-1].minutes):
-            stages.append(stage)
+        stage, last = Stage(step, **run_length), history.stages[-1]
+        if (stage.steps, stage.minutes) != (last.steps, last.minutes):
+            history.stages.append(stage)
         return step, history
 
+    def restore(self) -> None:
+        """Load weights and optimizer state into what was prepared, if there is a checkpoint."""
+        if self._path.is_dir():
+            try:
+                self._accelerator.load_state(str(self._path))
+            except (OSError, ValueError, KeyError, RuntimeError) as error:
+                raise _unusable(self._path, error) from None
+
     def _check(self, state: Mapping[str, Any]) -> None:
-        saved = DEFAULT_SETTINGS | _flags(state["settings"])
+        if "shards" not in state:
+            raise PassError(
+                f"{self._path} is of a version that took text in another order; use --start with "
+                "its weights, and another -o"
+            )
+        saved = _flags(state["settings"])
         for flag, value in _flags(self.settings).items():
             saved_value = saved.get(flag)
             is_length = flag in RUN_LENGTH_FLAGS and None not in (value, saved_value)
@@ -149,22 +155,9 @@ def planned_length(output: Path) -> dict[str, Any]:
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """Return the checkpoint `path`, or None.
-
-    If a save was interrupted between the two renames of `replace_directory`, this is the old copy.
-    """
+    """Return `path`, its old copy if a save was cut off between its two renames, or None."""
     old_path = path.with_suffix(OLD_SUFFIX)
     return next((each for each in (path, old_path) if each.is_dir()), None)
-
-
-def replace_directory(part: Path, path: Path) -> None:
-    """Replace `path` by the finished directory `part`. A crash leaves the old or the new one."""
-    old_path = path.with_suffix(OLD_SUFFIX)
-    shutil.rmtree(old_path, ignore_errors=True)
-    if path.exists():
-        path.rename(old_path)
-    part.rename(path)
-    shutil.rmtree(old_path, ignore_errors=True)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -182,7 +175,7 @@ def _unusable(path: Path, error: Exception) -> PassError:
 
 
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, those of the recipe included, by flag (without the leading dashes)."""
+    """Return the settings and the recipe's by flag, without dashes."""
     flat = {**settings.get("recipe", {}), **settings}
     flat.pop("recipe", None)
     return {FLAG_NAMES.get(name, name.replace("_", "-")): value for name, value in flat.items()}

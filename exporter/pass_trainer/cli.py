@@ -21,19 +21,6 @@ from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatur
 from pass_trainer.config import Recipe, TrainConfig
 from pass_trainer.corpus import SELF_NAME
 
-
-def _read_temperatures(
-    _context: click.Context, _parameter: click.Parameter, value: str
-) -> tuple[float, ...]:
-    try:
-        temperatures = tuple(float(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 0,0.8,1") from None
-    if not all(0 <= temperature < 100 for temperature in temperatures):
-        raise click.BadParameter(f"temperatures must be at least 0 and below 100, not {value}")
-    return temperatures
-
-
 DATA = click.option(
     "--data",
     multiple=True,
@@ -95,7 +82,6 @@ TABLE_CHARACTERS = 110
 @click.option(
     "--temperatures",
     metavar="T,T,...",
-    callback=_read_temperatures,
     default="0,0.8,1",
     show_default=True,
     help="Temperatures of training text. It is written in shards (of 64 sequences on a CPU), each "
@@ -103,7 +89,7 @@ TABLE_CHARACTERS = 110
 )
 @flags_of(
     TrainConfig,
-    *("write_with", "write_text", "seed", "dtype", "device", "resume", "checkpoint_minutes"),
+    *("write_with", "seed", "dtype", "device", "resume", "checkpoint_minutes"),
 )
 @click.pass_context
 @one_line_errors
@@ -128,6 +114,10 @@ def main(context: click.Context, /, **options: Any) -> None:
         # A resumed run goes on to the --steps or --minutes that its checkpoint has.
         run_length = planned_length(options["output"]) if options["resume"] else {}
         options |= run_length or {"steps": TrainConfig.steps}
+    try:
+        temperatures = tuple(map(float, options.pop("temperatures").split(",")))
+    except ValueError:
+        raise PassError("--temperatures must list numbers, as in 0,0.8,1") from None
     sequences = options.pop("sequences")
     if sequences is None and options["minutes"] is None:
         sequences = Recipe.sequences
@@ -135,7 +125,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         sequences=sequences,
         length=options.pop("sequence_length"),
         prompt=options.pop("prompt_tokens"),
-        temperatures=options.pop("temperatures"),
+        temperatures=temperatures,
         chat=options.pop("chat_share"),
         seed=options["seed"],
     )
@@ -209,8 +199,8 @@ def evaluate(
     _quiet_libraries()
     with importing("export"):
         from pass_trainer.evaluation import evaluate as evaluation
+        from pass_trainer.evaluation.card import check_recordable, write_results
         from pass_trainer.evaluation.counts import report_as_json
-        from pass_trainer.evaluation.record import check_recordable, write_results
     config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS)
     if record:
         check_recordable(config)
@@ -226,7 +216,7 @@ def evaluate(
 
 
 def _print_evaluation(report: dict[str, Any]) -> None:
-    from pass_trainer.evaluation.table import HEADINGS, rows_of
+    from pass_trainer.evaluation.card import HEADINGS, rows_of
 
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in HEADINGS:
@@ -254,7 +244,6 @@ def _quiet_libraries() -> None:
 
 
 def _print_agreement(name: str, agreement: Any, lookahead: int) -> None:
-    """Print a `held_out.Agreement` as a table with the row `name`."""
     table = Table()
     headings = ("", "places", f"agreement at 1..{lookahead}", "accepted")
     for heading in (*headings, "tau two-pass", "tau fused"):

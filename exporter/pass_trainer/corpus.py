@@ -1,4 +1,4 @@
-"""Reads the text of `--data`, from which prompts are taken: files, directories, or JSON lines."""
+"""Reads the text of `--data`: files, directories, or JSON lines."""
 
 from __future__ import annotations
 
@@ -19,21 +19,16 @@ from pass_runtime.files import lines_of
 SELF_NAME = "self"
 """The value of --data for prompts that the model writes itself."""
 TEXT, PROMPT, MESSAGE = DOCUMENT_KEYS = "text", "prompt", "message"
-"""A line of a .jsonl file has its text under one of these keys. Excerpts of a "text" or "prompt"
-become prompts. A "message" is a user's whole message to a chat model."""
+"""Keys of a .jsonl line. Excerpts of a "text" or "prompt" become prompts; a "message" is a user's
+whole message."""
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
-"""The suffixes of files that are read if a directory is given."""
+"""Of the files that are read in a directory."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """The documents of one `--data` argument.
-
-    All sources give equally many prompts. An excerpt comes from a document with a probability
-    proportional to the document's length.
-
-    messages: whether every document is a whole message of a user, and not text for excerpts.
-    """
+    """The documents of one `--data`. messages: whether each is a user's message, not text for
+    excerpts."""
 
     name: str
     documents: tuple[str, ...]
@@ -44,8 +39,8 @@ class TextSource:
         return list(itertools.accumulate(len(text) for text in self.documents))
 
     def excerpt(self, rng: random.Random, characters: int) -> str:
-        """Return up to `characters` characters from a random line on, or from a word on if no line
-        begins near a random offset."""
+        """Return up to `characters` characters from near a random offset, where a line or else a
+        word begins."""
         offset = rng.randrange(self._ends[-1])
         text = self.documents[bisect.bisect_right(self._ends, offset)]
         start = rng.randrange(max(1, len(text) - characters))
@@ -66,7 +61,6 @@ def read_sources(paths: Sequence[Path]) -> list[TextSource | None]:
 
 
 def digest(sources: Sequence[TextSource | None]) -> str:
-    """Return the SHA-256 of all text and of its division into sources."""
     total = hashlib.sha256()
     for source in sources:
         if source is not None and source.messages:
@@ -101,11 +95,7 @@ def _read_source(path: Path) -> TextSource:
 
 
 def read_documents(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each document of a file with its key, one of DOCUMENT_KEYS.
-
-    A .jsonl file has a document per line, under the first of DOCUMENT_KEYS that the line has. Any
-    other file is one document with the key "text".
-    """
+    """Yield (key, text) of each document: a line of .jsonl, or another file."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, linear_layers
-from pass_exporter.model.head import DraftHead
-from pass_exporter.model.sliding import attention_masks
-from pass_trainer.acceptance import acceptance_probability
+from pass_exporter.model.draft_head import DraftHead
+from pass_exporter.model.families import attention_masks
 from pass_trainer.config import Aim
-from pass_trainer.row_sum import sum_over_rows
 from pass_trainer.windows import Windows
 
+CHUNK_ELEMENTS = 2**26
+"""The rows whose logits are computed together, times the vocabulary: 256 MiB in float32."""
+RowLosses = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
+"""(hidden [n,H], corrections [n,r] or None, states [n,H]) -> losses [n]. See `row_states`."""
 SWITCH_SHARE = 0.7
-"""The aim `both` is `distribution` for this share of a run, and then `acceptance`."""
+"""Of a run: the aim `both` is `distribution` until then."""
 DISTRIBUTION_SHARE = 0.1
-"""The weight of the loss `distribution` in the loss `acceptance`. If a draft's distribution is far
-from the model's, the gradient of the rest of the loss vanishes."""
+"""Its weight in the aim `acceptance`, whose gradient vanishes if draft and model are far apart."""
 
 
 class Drafter(torch.nn.Module):
     """The trained parts, in fp32: `embeddings` [L,H], `adapter` and `head`.
 
-    The weights of the frozen model, `base`, are not parameters. The tokens run through the frozen
-    model first. Then the look-ahead rows run with the adapter attached, and attend to the tokens'
-    KV cache. So the adapter cannot change the rows of tokens, and these need no gradient.
+    Tokens run through the frozen model first. Then the look-ahead rows run with the adapter, and
+    attend to the tokens' KV cache, so that the rows of tokens need no gradient.
     """
 
     def __init__(
@@ -48,21 +50,19 @@ class Drafter(torch.nn.Module):
 
     @property
     def embeddings(self) -> torch.nn.Parameter:
-        """The look-ahead embeddings [L,H], which are named `lookahead` in checkpoints."""
         return self.get_parameter("lookahead")
 
     def set_aim(self, aim: Aim, share: float) -> None:
-        """Choose the loss by `aim` for a step at which `share` (0 to 1) of the run is done."""
+        """share: of the run that is done, 0 to 1."""
         self._for_acceptance = aim == "acceptance" or (aim == "both" and share >= SWITCH_SHARE)
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
 
-        With the aim `distribution`, a row's loss is KL(model || draft) in nats. If there is a head,
-        the cross-entropy of the head's logits is added, over the candidate tokens, which are those
-        that the head can draft. The head reads the true token before the draft, because a draft
-        after a wrong one is rejected in any case. With the aim `acceptance`, this loss has the
-        weight DISTRIBUTION_SHARE, and the probability that the draft is rejected has the rest.
+        With the aim `distribution`, it is KL(model || draft) in nats, plus the cross-entropy of the
+        head's logits over the tokens that it can draft. The head reads the true token before the
+        draft: a draft after a wrong one is rejected in any case. With `acceptance`, it is mostly
+        the probability that the draft is rejected.
         """
         hidden, states, corrections = self.row_states(tokens, windows)
         sequence_indices = windows.rows // windows.position.shape[1]
@@ -75,7 +75,6 @@ class Drafter(torch.nn.Module):
     def _row_losses(
         self, hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
     ) -> torch.Tensor:
-        """Return the losses [n] of n rows. Arguments: what `row_states` returns for the rows."""
         with torch.no_grad():
             target = self.logits(states).float().log_softmax(-1)
         logits = self.logits(hidden)
@@ -93,12 +92,8 @@ class Drafter(torch.nn.Module):
     def log_probs(
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of the drafts of `windows.rows`, and those of the frozen
-        model at the same positions, both [n,V] float32.
-
-        If there is a head, it reads the true token before each draft, and tokens that are no
-        candidates have -inf.
-        """
+        """Return log-probabilities of the drafts of `windows.rows`, and of the frozen model at the
+        same positions, both [n,V] float32; -inf for tokens that a head cannot draft."""
         hidden, states, corrections = self.row_states(tokens, windows)
         drafts = self.logits(hidden).float()
         if self.head is not None and corrections is not None:
@@ -110,8 +105,7 @@ class Drafter(torch.nn.Module):
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return, for `windows.rows`, the hidden states [n,H] of the look-ahead rows, those of the
-        frozen model [n,H] at the same positions, and the head's corrections [n,r], None without a
-        head. Logits are computed from these."""
+        frozen model [n,H] at the same positions, and the head's corrections [n,r] or None."""
         hidden, states = self.hidden_states(tokens, windows)
         position = windows.position.flatten().index_select(0, windows.rows)
         # Indices into the tokens of all sequences, one sequence after the other.
@@ -128,21 +122,20 @@ class Drafter(torch.nn.Module):
     def hidden_states(
         self, tokens: torch.Tensor, windows: Windows
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden states of look-ahead rows [B,R,H], and of all tokens [B,N,H]."""
+        """Return those of look-ahead rows [B,R,H], and of all tokens [B,N,H]."""
         (base,) = self._base
         with torch.no_grad():
             out = base.model(input_ids=tokens, past_key_values=DynamicCache(), use_cache=True)
         return self._lookahead_states(base, windows, out.past_key_values), out.last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [...,H] to logits [...,V] by the LM head, without the draft head."""
+        """Map hidden states [...,H] to the LM head's logits [...,V]."""
         logits: torch.Tensor = self._base[0].lm_head(hidden)
         return logits
 
     def _lookahead_states(
         self, base: PreTrainedModel, windows: Windows, cache: DynamicCache
     ) -> torch.Tensor:
-        """Return the hidden states [B,R,H] of the look-ahead rows."""
         token_count = windows.mask.shape[-1] - windows.mask.shape[-2]
         token_positions = torch.arange(token_count, device=windows.position.device)
         column_positions = torch.cat(
@@ -162,20 +155,19 @@ class Drafter(torch.nn.Module):
 
 
 ADAPTED_LAYERS = ("o_proj", "down_proj")
-"""The linear layers that get an adapter: their outputs are added to the residual stream. Adapters
-with as many parameters on all seven linear layers of a Llama layer drafted no better, and added
-three times as many nodes to the trunk."""
+"""As many parameters on all seven linear layers drafted no better, and added three times as many
+nodes."""
 
 
 def layer_of(name: str) -> int:
-    """Return the decoder layer's index from a name such as `layers.7.mlp.down_proj`: 7."""
+    """Return the layer of a name such as `layers.7.mlp.down_proj`."""
     return int(name.split(".")[1])
 
 
 def new_adapter(
     base: PreTrainedModel, rank: int, generator: torch.Generator, first: int = 0
 ) -> Adapter:
-    """Return a new LoRA adapter for the layers from `first` on, with a random A and a B of 0."""
+    """Return a LoRA adapter for the layers from `first` on, with a random A and a B of 0."""
     factors = {}
     for name, layer in linear_layers(base).items():
         if name.rpartition(".")[2] in ADAPTED_LAYERS and layer_of(name) >= first:
@@ -184,3 +176,73 @@ def new_adapter(
             )
             factors[name] = (a, torch.zeros(layer.out_features, rank))
     return Adapter(factors)
+
+
+def acceptance_probability(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Return the probability [...] that model and draft sample the same token with the same noise.
+
+    target, draft [...,C]: logarithms of the probabilities p and q of the same C tokens. q sums to
+    1; p sums to less if the model gives other tokens a probability, too. By the same exponential
+    noise, that is
+
+        sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)
+
+    With tokens sorted by falling p / q, the sum over j is A_i / p_i + B_i / q_i: A_i is the sum of
+    p up to and including i, B_i the sum of q after i. So a sort replaces C^2 ratios.
+    """
+    order = (target - draft).detach().argsort(-1, descending=True)
+    p, q = target.gather(-1, order).exp(), draft.gather(-1, order).exp()
+    # Tokens other than the C have q = 0, so they sort first and are a part of every A_i.
+    others = (1 - p.sum(-1, keepdim=True)).clamp(min=0)
+    a = p.cumsum(-1) + others
+    b = (q.flip(-1).cumsum(-1).flip(-1) - q).clamp(min=0)
+    return (p * q / (a * q + b * p + 1e-30)).sum(-1)
+
+
+def sum_over_rows(
+    losses: RowLosses,
+    hidden: torch.Tensor,
+    corrections: torch.Tensor | None,
+    states: torch.Tensor,
+    weights: torch.Tensor,
+    vocabulary: int,
+) -> torch.Tensor:
+    """Return the sum of `losses` times `weights` [n], with gradients for hidden and corrections.
+    Rows are computed in chunks, gradients included: all logits would not fit in memory."""
+    rows = max(CHUNK_ELEMENTS // vocabulary, 1)
+    total: torch.Tensor = _RowSum.apply(losses, rows, hidden, corrections, states, weights)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _RowSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        losses: RowLosses,
+        rows: int,
+        hidden: torch.Tensor,
+        corrections: torch.Tensor | None,
+        states: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        trained = [tensor for tensor in (hidden, corrections) if tensor is not None]
+        gradients = [torch.empty_like(tensor) for tensor in trained]
+        total = weights.new_zeros(())
+        for first in range(0, len(hidden), rows):
+            part = slice(first, first + rows)
+            inputs = [tensor[part].detach().requires_grad_() for tensor in trained]
+            with torch.enable_grad():
+                loss = (
+                    losses(inputs[0], inputs[1] if len(inputs) > 1 else None, states[part])
+                    * weights[part]
+                ).sum()
+            for gradient, values in zip(gradients, torch.autograd.grad(loss, inputs), strict=True):
+                gradient[part] = values
+            total += loss.detach()
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *total_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, *corrections = (total_gradient[0] * gradient for gradient in ctx.saved_tensors)
+        return None, None, hidden, corrections[0] if corrections else None, None, None

@@ -1,8 +1,5 @@
-"""Measures during training how often drafts are the model's greedy choice, on held-out sequences.
-
-This agreement shows whether training still helps. Held-out sequences are often repetitive, which
-makes drafting easy. `pass_trainer.evaluation` measures acceptance in real use.
-"""
+"""Measures how often drafts are the model's greedy choice, on held-out sequences. Acceptance in
+real use is measured by `pass_trainer.evaluation`."""
 
 from __future__ import annotations
 
@@ -12,23 +9,18 @@ from typing import Any
 import torch
 
 from pass_runtime.errors import PassError
-from pass_trainer.distill import Sequences
 from pass_trainer.drafter import Drafter
+from pass_trainer.text import Sequences
 from pass_trainer.windows import full_groups, make_windows
 
 STRIDE_TOKENS = 6
-"""The distance between two anchors, which are the tokens after which drafts are measured."""
+"""From one anchor, after which drafts are measured, to the next."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often drafts agree with the model's greedy choices.
-
-    places: the number of anchors. The other fields are the shares of anchors after which
-    match[i]: draft i is the model's choice, regardless of the drafts before it;
-    cumulative[i]: drafts 0..i all are the model's choices;
-    top4[i]: the model's choice is among the four most likely tokens of row i.
-    """
+    """Shares of `places` anchors after which match[i]: draft i is the model's choice;
+    cumulative[i]: drafts 0..i all are; top4[i]: the choice is among the four likeliest of row i."""
 
     places: int
     match: tuple[float, ...]
@@ -37,11 +29,11 @@ class Agreement:
 
     @property
     def accepted(self) -> float:
-        """The mean number of accepted drafts per anchor."""
+        """Accepted drafts per anchor."""
         return sum(self.cumulative)
 
     def tau(self) -> dict[str, float]:
-        """Return the expected tokens per pass by mode."""
+        """Return the expected tokens per pass by plan."""
         # In two-pass decoding, only every second pass has drafts to verify.
         return {"ar": 1.0, "two-pass": 1 + self.accepted / 2, "fused": 1 + self.accepted}
 
@@ -58,10 +50,8 @@ class Agreement:
 
 @torch.no_grad()
 def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
-    """Measure drafts after every STRIDE_TOKENS-th token that the model wrote.
-
-    Sequences that are too short for `lookahead` drafts are left out. Raises PassError if all are.
-    """
+    """Measure drafts in `data`. Sequences without room for `lookahead` drafts are left out; raises
+    PassError if all are."""
     device = drafter.embeddings.device
     matches, in_top4 = [], []
     for index in range(len(data)):
@@ -72,13 +62,9 @@ def measure(drafter: Drafter, data: Sequences, lookahead: int) -> Agreement:
             windows = make_windows([groups], length, device)
             draft_logprobs, logprobs = drafter.log_probs(tokens, windows)
             greedy = logprobs.argmax(-1)
+            likeliest = (draft_logprobs.topk(4, -1).indices == greedy[:, None]).any(-1)
             matches.append((draft_logprobs.argmax(-1) == greedy).view(-1, lookahead).cpu())
-            in_top4.append(
-                (draft_logprobs.topk(4, -1).indices == greedy[:, None])
-                .any(-1)
-                .view(-1, lookahead)
-                .cpu()
-            )
+            in_top4.append(likeliest.view(-1, lookahead).cpu())
     if not matches:
         raise PassError(
             f"no held-out sequence has room for {lookahead} drafts; hold out more (--held-out) or "

@@ -11,7 +11,7 @@ from functools import cache
 from pass_runtime.measuring.lossless import loop_start
 
 TASK_TEXTS = 64
-"""A worker's task is this many texts. For no more than one task, workers are not worth it."""
+"""Texts of a worker's task. One task alone is not worth workers."""
 MAX_WORKERS = 8
 
 
@@ -24,7 +24,7 @@ def loop_starts(texts: Sequence[Sequence[int]]) -> list[int | None]:
 
 @cache
 def _workers() -> ProcessPoolExecutor:
-    """Return this process's pool of workers. They are spawned: torch's threads forbid a fork."""
+    # torch's threads forbid a fork
     return ProcessPoolExecutor(
         min(os.cpu_count() or 1, MAX_WORKERS), multiprocessing.get_context("spawn")
     )

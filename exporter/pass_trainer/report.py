@@ -1,4 +1,4 @@
-"""Writes the files beside the weights of a run: metrics.json, curves.png and the model card."""
+"""Writes the files beside the weights of a run: metrics, curves and the model card (card.md)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import json
 import re
 from pathlib import Path
 
-from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord
+from pass_exporter.model.lookahead import TrainingRecord
 from pass_runtime.files import replacing, write_whole
 from pass_trainer.checkpoint import History
 from pass_trainer.held_out import Agreement
 
 METRICS_FILE, CURVES_FILE, CARD_FILE = "metrics.json", "curves.png", "README.md"
+CARD_TEMPLATE = Path(__file__).with_name("card.md")
 SMOOTHING_FACTOR = 0.98
-"""The weight of the mean so far in the moving average of the loss."""
 
 
 def write_report(
     directory: Path, record: TrainingRecord, history: History, agreement: Agreement
 ) -> None:
-    """Write the three files, each atomically."""
     metrics = {
         "training": record.model_dump(),
         "held_out": agreement.as_json(),
@@ -32,7 +31,6 @@ def write_report(
 
 
 def draw_curves(path: Path, history: History) -> None:
-    """Plot the loss, and each draft's agreement on held-out sequences, over optimizer steps."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -60,7 +58,7 @@ def draw_curves(path: Path, history: History) -> None:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """Return the exponential moving average of `values`, with bias correction as in Adam."""
+    """Return the exponential moving average, with bias correction as in Adam."""
     mean, weight, averages = 0.0, 0.0, []
     for value in values:
         mean = SMOOTHING_FACTOR * mean + (1 - SMOOTHING_FACTOR) * value
@@ -70,8 +68,8 @@ def smooth(values: list[float]) -> list[float]:
 
 
 def replace_section(text: str, name: str, content: str) -> str | None:
-    """Return `text` with `content` between <!-- name --> and the next <!-- end -->; None if it has
-    no such section."""
+    """Replace what is between <!-- name --> and the next <!-- end -->; None without such a
+    section."""
     pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
     text, replaced = re.subn(
         pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, count=1, flags=re.S
@@ -81,51 +79,21 @@ def replace_section(text: str, name: str, content: str) -> str | None:
 
 def card(record: TrainingRecord, agreement: Agreement) -> str:
     """Return the model card in Markdown. `pass-train evaluate --record` fills its first section."""
-    settings = record.recipe
     adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
     head = f", draft head rank {record.head_rank}" if record.head_rank else ""
-    rows = "\n".join(
-        f"| {i + 1} | {match:.3f} | {top4:.3f} | {cumulative:.3f} |"
-        for i, (match, top4, cumulative) in enumerate(
-            zip(agreement.match, agreement.top4, agreement.cumulative, strict=True)
-        )
+    shares = zip(agreement.match, agreement.top4, agreement.cumulative, strict=True)
+    settings = record.recipe
+    return CARD_TEMPLATE.read_text(encoding="utf-8").format(
+        record=record,
+        settings=settings,
+        parts=f"{adapter}{head}",
+        places=agreement.places,
+        rows="\n".join(
+            f"| {draft} | {match:.3f} | {top4:.3f} | {cumulative:.3f} |"
+            for draft, (match, top4, cumulative) in enumerate(shares, 1)
+        ),
+        tau=agreement.tau(),
+        data=", ".join(settings["data"]),
+        temperatures=", ".join(map(str, settings["recipe"]["temperatures"])),
+        versions=", ".join(f"{name} {number}" for name, number in record.tools.items()),
     )
-    tau = agreement.tau()
-    return f"""# Look-ahead weights for {record.base}
-
-`{FILE_NAME}`: {record.lookahead} look-ahead rows{adapter}{head}, {record.steps} steps.
-The base model is frozen; output with these weights is the base model's own, token for token.
-
-## Drafts in real use
-
-<!-- acceptance -->
-Not measured yet. This command puts its table here:
-`pass-train evaluate {FILE_NAME} --model MODEL --lookahead {record.lookahead} --record`
-<!-- end -->
-
-## Held-out sequences
-
-How often drafts agree with the base model's greedy choice, measured after {agreement.places} tokens
-of sequences that were not trained on (their documents may have been). Small models' greedy text
-repeats itself, which makes drafting easy. Top-1: the draft is the choice. Top-4: the choice is
-among the draft's four most likely tokens. Cumulative: this draft and all before it are the choices.
-
-| draft | top-1 | top-4 | cumulative |
-|---|---|---|---|
-{rows}
-
-Expected tokens per pass: two-pass {tau["two-pass"]:.2f}, fused {tau["fused"]:.2f}.
-
-![curves]({CURVES_FILE})
-
-## Training
-
-The base model continued prompts from {", ".join(settings["data"])}
-(SHA-256 of all text {settings["data_sha256"][:16]}):
-{settings["sequences"]} sequences of up to {settings["recipe"]["length"]} tokens at temperatures
-{", ".join(map(str, settings["recipe"]["temperatures"]))}. Loss: `--aim {settings["aim"]}`,
-each draft weighs {settings["decay"]} times as much as the one before it;
-{settings["anchors"]} anchors per sequence, {settings["batch"]} sequences per step and process,
-learning rate {settings["lr"]}, seed {settings["seed"]}, {settings["dtype"]}.
-Versions: {", ".join(f"{name} {number}" for name, number in record.tools.items())}.
-"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import time
@@ -12,30 +13,34 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
-from pass_exporter.model.fingerprint import model_fingerprint
 from pass_exporter.model.load import LoadedModel, load_model
-from pass_exporter.model.lookahead import FILE_NAME, TrainingRecord, write_lookahead
+from pass_exporter.model.lookahead import (
+    FILE_NAME,
+    TrainingRecord,
+    model_fingerprint,
+    write_lookahead,
+)
 from pass_exporter.model.registry import ModelSource, resolve
 from pass_exporter.progress import NotedStep
+from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
-from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, History, find_checkpoint
-from pass_trainer.config import TrainConfig
+from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, Clock, History, find_checkpoint
+from pass_trainer.config import MAX_HELD_OUT, TrainConfig
 from pass_trainer.corpus import digest, read_sources
-from pass_trainer.device_sizes import batch_size, device_bytes
 from pass_trainer.drafter import Drafter
 from pass_trainer.held_out import Agreement, measure
-from pass_trainer.initial_drafter import make_drafter
+from pass_trainer.initial import make_drafter
 from pass_trainer.report import write_report
-from pass_trainer.schedule import Clock, Schedule
-from pass_trainer.text_supply import make_supply, text_writer_name, when_written
-from pass_trainer.trainer import Hooks, train
-from pass_trainer.training_text import TrainingText
+from pass_trainer.sizes import batch_size, device_bytes, shard_size
+from pass_trainer.text import Distiller
+from pass_trainer.train import Schedule, train
+from pass_trainer.writers import BundleTextWriter, TextWriter, TorchTextWriter
 
 CHECKPOINTS = 10
-"""A run with --minutes makes at least so many checkpoints."""
+"""Of a run with --minutes, at least."""
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
-"""The packages whose versions the weights file records."""
 
 
 class TrainProgress(Protocol):
@@ -46,8 +51,6 @@ class TrainProgress(Protocol):
 
 @dataclass(frozen=True)
 class TrainReport:
-    """The weights file of a run, its history, and the agreement on its held-out sequences."""
-
     weights: Path
     history: History
     agreement: Agreement
@@ -57,53 +60,86 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     """Train look-ahead weights. Raises PassError for a user's errors. clock: times the run."""
     schedule = Schedule(config.steps, config.minutes, clock)
     check_output(config)
-    data_hash = digest(read_sources(config.data))
+    sources = read_sources(config.data)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
     if accelerator.device.type == "cpu":
         # Here the batch size does not depend on the model, so settings are checked before loading.
         config = replace(config, batch=config.batch or 1)
-        make_checkpoint(config, data_hash, accelerator, clock).check()
+        make_checkpoint(config, digest(sources), accelerator, clock).check()
     progress.phase(f"loading {source.name}")
     loaded = load_model(source, config.dtype)
-    config = replace(
-        config, batch=config.batch or fitting_batch(config, loaded, accelerator.device)
-    )
-    checkpoint = make_checkpoint(config, data_hash, accelerator, clock)
+    memory, inner = device_bytes(accelerator.device), int(loaded.model.config.intermediate_size)
+    batch = config.batch or batch_size(memory, loaded.geometry, inner, config)
+    config = replace(config, batch=batch)
+    checkpoint = make_checkpoint(config, digest(sources), accelerator, clock)
     checkpoint.check()
-    check_length(config.recipe.length, source.name, loaded)
+    longest = loaded.geometry.max_capacity
+    if config.recipe.length > longest:
+        raise PassError(
+            f"--sequence-length must be at most {longest}, the longest sequence of {source.name}, "
+            f"not {config.recipe.length}"
+        )
     # `make_drafter` may raise PassError, so it comes before hours of writing text.
     drafter = make_drafter(config, loaded)
     loaded.model.to(accelerator.device)
-    make_output(config)
-    drafter.to(accelerator.device)
-    supply = make_supply(config, loaded, accelerator, progress, schedule.check_text_in_time)
     try:
-        data = TrainingText(
-            supply,
-            when_written(config, accelerator.device),
-            schedule,
-            held_out=config.held_out,
-            seed=config.seed,
-            processes=accelerator.num_processes,
+        config.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PassError(f"cannot write to {config.output}: {error.strerror}") from None
+    drafter.to(accelerator.device)
+    distiller, directory = make_distiller(config, loaded, accelerator, progress)
+    distiller.check()
+    step, history = checkpoint.read()
+    written = progress.phase("writing training text")
+    history.shards = write_text(
+        distiller, directory, accelerator, schedule, history.shards, written
+    )
+    text = distiller.read(directory, range(history.shards))
+    count = config.held_out or default_held_out(distiller)
+    if count >= len(text):
+        raise PassError(
+            f"--held-out {count} leaves none of the {len(text)} written sequences to train on; "
+            "give fewer, or more --minutes"
         )
-        measured: dict[int, Agreement] = {}
-        hooks = make_hooks(config, data, progress, measured)
-        history = train(config, accelerator, drafter, data, hooks, checkpoint, schedule)
-    finally:
-        supply.close()
+    held_out, training_text = text.part(slice(count)), text.part(slice(count, None))
+    measured: dict[int, Agreement] = {}
+
+    def evaluate(step: int) -> dict[str, Any]:
+        measured[step] = measure(drafter, held_out, config.lookahead)
+        return {"step": step} | measured[step].as_json()
+
+    shown = progress.phase("training")
+
+    def on_step(step: int, share: float, loss: float) -> None:
+        if config.steps is not None:
+            shown(step, config.steps, f"loss {loss:.3f}")
+        else:  # The number of steps is not known, so the bar shows the share in thousandths.
+            shown(int(1000 * share), 1000, f"step {step}, loss {loss:.3f}")
+
+    train(
+        config,
+        accelerator,
+        drafter,
+        training_text,
+        on_step,
+        evaluate,
+        checkpoint,
+        schedule,
+        step,
+        history,
+    )
     steps = len(history.loss)
-    # A run that was resumed at its end has measured nothing.
-    agreement = measured.get(steps) or measure(drafter, data.held_out, config.lookahead)
-    weights = config.output / FILE_NAME
+    if steps not in measured:  # The run was resumed at its end.
+        evaluate(steps)
+    weights, agreement = config.output / FILE_NAME, measured[steps]
     if accelerator.is_main_process:
-        settings = checkpoint.settings | {
-            "sequences": len(data.sequences),
-            "stages": shown_stages(history),
-        }
-        record = make_record(
-            config, source, settings, drafter, steps, accelerator.num_processes, agreement
-        )
+        stages = [
+            {k: v for k, v in asdict(stage).items() if v is not None} for stage in history.stages
+        ]
+        sizes = {"sequences": len(text), "processes": accelerator.num_processes}
+        settings = checkpoint.settings | sizes | {"stages": stages}
+        record = make_record(config, source, settings, drafter, steps, agreement)
         base = model_fingerprint(loaded.model)
         write_lookahead(weights, drafter.embeddings, drafter.adapter, drafter.head, base, record)
         write_report(config.output, record, history, agreement)
@@ -114,8 +150,8 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
 def make_checkpoint(
     config: TrainConfig, data_hash: str, accelerator: Accelerator, clock: Clock
 ) -> Checkpoint:
-    """Return the checkpoint of a run. data_hash: the `digest` of its sources."""
-    writer = text_writer_name(config, accelerator.device, accelerator.num_processes)
+    """data_hash: the `digest` of the run's sources."""
+    writer = text_writer_name(config, accelerator)
     settings = config.resume_settings() | {"data_sha256": data_hash, "write_with": writer}
     minutes = config.checkpoint_minutes
     if config.minutes is not None:
@@ -123,46 +159,75 @@ def make_checkpoint(
     return Checkpoint(config.output, settings, accelerator, minutes, clock)
 
 
-def fitting_batch(config: TrainConfig, loaded: LoadedModel, device: torch.device) -> int:
-    return batch_size(
-        device_bytes(device), loaded.geometry, int(loaded.model.config.intermediate_size), config
+def make_distiller(
+    config: TrainConfig, loaded: LoadedModel, accelerator: Accelerator, progress: TrainProgress
+) -> tuple[Distiller, Path]:
+    """Return the distiller of a run and the directory of its shards."""
+    cache = cache_directory() / "distilled" / model_cache_key(loaded.model)
+    length, writer = config.recipe.length, TorchTextWriter(loaded.model, loaded.eos_token_ids)
+    chosen: TextWriter = writer
+    if text_writer_name(config, accelerator) == BundleTextWriter.name:
+        chosen = BundleTextWriter(config.model, cache, length, progress, revision=config.revision)
+    distiller = Distiller(
+        chosen,
+        loaded.tokenizer,
+        loaded.eos_token_ids,
+        read_sources(config.data),
+        config.recipe,
+        shard_size(device_bytes(accelerator.device), loaded.geometry, length),
     )
+    return distiller, cache / distiller.directory_name
 
 
-def make_hooks(
-    config: TrainConfig, data: TrainingText, progress: TrainProgress, measured: dict[int, Agreement]
-) -> Hooks:
-    """Return hooks that show the progress and measure held-out sequences.
-
-    measured: every measurement is put here, under the number of steps before it.
-    """
-    phases: dict[str, NotedStep] = {}
-
-    def show(phase: str, done: int, total: int, note: str = "") -> None:
-        if phase not in phases:
-            phases[phase] = progress.phase(phase)
-        phases[phase](done, total, note)
-
-    def on_step(step: int, share: float, loss: float) -> None:
-        note = f"loss {loss:.3f}"
-        if config.steps is not None:
-            show("training", step, config.steps, note)
-        else:  # The number of steps is not known, so the bar shows the share in thousandths.
-            note = f"step {step}, {note}, {len(data.sequences)} sequences"
-            show("training", int(1000 * share), 1000, note)
-
-    def on_evaluate(drafter: Drafter, step: int) -> dict[str, Any]:
-        measured[step] = measure(drafter, data.held_out, config.lookahead)
-        return {"step": step} | measured[step].as_json()
-
-    return Hooks(
-        lambda done, total: show("writing training text", done, total), on_step, on_evaluate
-    )
+def text_writer_name(config: TrainConfig, accelerator: Accelerator) -> str:
+    """By default the int8 bundle on a CPU; torch on a GPU, and with several processes, because each
+    would export the bundle."""
+    if config.write_with != "auto":
+        return config.write_with
+    is_one_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
+    return BundleTextWriter.name if is_one_cpu else TorchTextWriter.name
 
 
-def shown_stages(history: History) -> list[dict[str, Any]]:
-    """Return the stages as JSON for the weights file, without fields that are None."""
-    return [{k: v for k, v in asdict(stage).items() if v is not None} for stage in history.stages]
+def model_cache_key(model: torch.nn.Module) -> str:
+    """Return a hash of a sample of the weights, the same for every --dtype."""
+    sample = model_fingerprint(model).bfloat16().float().numpy()
+    return hashlib.sha256(sample.tobytes()).hexdigest()[:16]
+
+
+def default_held_out(distiller: Distiller) -> int:
+    """Return a sixteenth of all sequences, or an eighth of a shard if their number is open."""
+    sequences = distiller.recipe.sequences
+    share = distiller.shard_size // 8 if sequences is None else sequences // 16
+    return min(max(share, 1), MAX_HELD_OUT)
+
+
+def write_text(
+    distiller: Distiller,
+    directory: Path,
+    accelerator: Accelerator,
+    schedule: Schedule,
+    shards: int,
+    progress: NotedStep,
+) -> int:
+    """Write the shards that are missing, every process its share. Return the number of all, which
+    with --minutes the time decides. shards: of a resumed run; 0 for a new one."""
+    limit, count = shards or distiller.shard_count, 0
+    while count != limit:
+        if schedule.by_clock and not shards and count:
+            has_time = [schedule.has_time_for_text()]
+            if accelerator.num_processes > 1:
+                broadcast_object_list(has_time)
+            if not has_time[0]:
+                break
+        end = count + accelerator.num_processes
+        end = end if limit is None else min(end, limit)
+        own = range(count + accelerator.process_index, end, accelerator.num_processes)
+        distiller.write_missing(directory, own)
+        count, total = end, distiller.recipe.sequences
+        done = min(count * distiller.shard_size, total or count * distiller.shard_size)
+        progress(done, total or done)
+    accelerator.wait_for_everyone()
+    return count
 
 
 def check_output(config: TrainConfig) -> None:
@@ -177,23 +242,6 @@ def check_output(config: TrainConfig) -> None:
         raise PassError(
             f"{config.output} has no checkpoint to resume from; use --start {weights}, and "
             "another -o"
-        )
-
-
-def make_output(config: TrainConfig) -> None:
-    try:
-        config.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PassError(f"cannot write to {config.output}: {error.strerror}") from None
-
-
-def check_length(length: int, name: str, loaded: LoadedModel) -> None:
-    """Raise PassError if sequences are longer than the model allows."""
-    max_length = loaded.geometry.max_capacity
-    if length > max_length:
-        raise PassError(
-            f"--sequence-length must be at most {max_length}, the longest sequence of {name}, not "
-            f"{length}"
         )
 
 
@@ -215,11 +263,9 @@ def make_record(
     settings: dict[str, Any],
     drafter: Drafter,
     steps: int,
-    processes: int,
     agreement: Agreement,
 ) -> TrainingRecord:
-    """Return what the weights file says of its training. settings: the settings of the run."""
-    recipe = settings | {"data": [path.name for path in config.data], "processes": processes}
+    tools = {name: version(name) for name in RECORDED_TOOLS}
     return TrainingRecord(
         base=source.description,
         lookahead=config.lookahead,
@@ -228,13 +274,12 @@ def make_record(
         head_rank=drafter.head.rank if drafter.head else 0,
         head_width=drafter.head.width if drafter.head else 0,
         steps=steps,
-        recipe=recipe,
-        tools={name: version(name) for name in RECORDED_TOOLS}
-        | {"python": platform.python_version()},
+        recipe=settings | {"data": [path.name for path in config.data]},
+        tools=tools | {"python": platform.python_version()},
         acceptance=tuple(round(share, 4) for share in agreement.cumulative),
     )
 
 
 def is_main() -> bool:
-    """Return whether this is the process of a run that writes to the terminal: torchrun's first."""
+    """Return whether this process, torchrun's first, writes to the terminal."""
     return os.environ.get("RANK", "0") == "0"

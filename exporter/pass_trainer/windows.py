@@ -1,11 +1,5 @@
-"""Makes training windows: groups of look-ahead rows after many tokens of a sequence, its anchors.
-
-As for export and runtime, a `pass_runtime.bundle.plan.Plan` defines what a row sees: the whole
-sequence is one window, with its first token as the root, its other tokens as drafts, and a group
-after each anchor. `make_windows` computes the same for a batch with tensor operations, because
-laying out a plan for each sequence would take longer than a GPU's pass. A property test compares
-the two.
-"""
+"""Lays out look-ahead rows after many tokens of a sequence, its anchors, as a `Window` does, but
+for a batch with tensor operations."""
 
 from __future__ import annotations
 
@@ -22,15 +16,10 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """The look-ahead rows of B sequences of N tokens, padded to R rows.
-
-    lookahead_index [B,R] int64: the index of a row's look-ahead embedding.
-    position [B,R] int64: the row's position. The row learns the model's distribution after the
-    token at this position.
-    mask [B,1,R,N+R] bool: the tokens and look-ahead rows that each row sees.
-    rows [n] int64: the rows that are no padding, as indices into [B*R].
-    anchors [B] int64: how many anchors a sequence has.
-    """
+    """The look-ahead rows of B sequences of N tokens, padded to R rows. lookahead_index [B,R]
+    int64: of embeddings. position [B,R] int64: a row learns the distribution after the token there.
+    mask [B,1,R,N+R] bool: what each row sees. rows [n] int64: those that are no padding, as indices
+    into [B*R]. anchors [B] int64."""
 
     lookahead_index: torch.Tensor
     position: torch.Tensor
@@ -47,12 +36,8 @@ def sample_groups(
     lookahead: int,
     decay: float,
 ) -> Sizes:
-    """Return random groups for training on a sequence of `length` tokens, the prompt included.
-
-    Up to `anchors` anchors are drawn from the prompt's last token on. A group has more than i rows
-    with probability decay**i. So row i has the loss weight decay**i on average, and rows with small
-    weights are seldom computed.
-    """
+    """Return random groups after up to `anchors` tokens from the prompt's last one on. A group has
+    more than i rows with probability decay**i, the mean loss weight of row i."""
     sizes = np.zeros(length, np.int64)
     chosen = rng.permutation(np.arange(max(prompt_length - 1, 0), length - 1))[:anchors]
     drawn = np.minimum(rng.geometric(1 - decay, len(chosen)) if decay < 1 else lookahead, lookahead)
@@ -61,8 +46,8 @@ def sample_groups(
 
 
 def full_groups(prompt_length: int, length: int, stride: int, lookahead: int) -> Sizes:
-    """Return groups for measuring: `lookahead` rows after every `stride`-th token from the prompt's
-    last on, if the sequence of `length` tokens has room for them."""
+    """Return groups after every `stride`-th token from the prompt's last on, where all `lookahead`
+    rows fit."""
     sizes = np.zeros(length, np.int64)
     sizes[max(prompt_length - 1, 0) : max(length - lookahead, 0) : stride] = lookahead
     return sizes
@@ -71,10 +56,8 @@ def full_groups(prompt_length: int, length: int, stride: int, lookahead: int) ->
 def make_windows(
     groups: Sequence[Sizes], width: int, device: torch.device | str = "cpu"
 ) -> Windows:
-    """Return the windows, on `device`, of sequences of `width` tokens with these groups.
-
-    All shapes are computed on the host, so the host does not wait for the device.
-    """
+    """Return the windows of sequences of `width` tokens. Shapes are computed on the host, which so
+    does not wait for the device."""
     padded = np.zeros((len(groups), width), np.int64)
     for b, sizes in enumerate(groups):
         padded[b, : len(sizes)] = sizes
@@ -101,7 +84,7 @@ def make_windows(
 
 
 def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copy a tensor of the host to `device`, without waiting for what a GPU still has to do."""
+    """Copy to `device` without waiting for what a GPU still has to do."""
     return (
         tensor.pin_memory().to(device, non_blocking=True)
         if torch.device(device).type == "cuda"

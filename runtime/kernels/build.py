@@ -31,13 +31,12 @@ FOLDER = Path(__file__).resolve().parent
 LIBRARY = FOLDER.parent / "pass_runtime/libpass_kernels.so"
 COMPILERS = "g++", "c++", "clang++"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno"]
-# The code says where a product and a sum are fused. A compiler that fused others would do so in
-# some variants only, and bits would depend on the CPU.
+# The code says where products and sums are fused: else bits would depend on the variant.
 FLAGS += ["-ffp-contract=off"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 X86 = {"avx2": AVX2, "avxvnni": ["-mavxvnni", *AVX2], "avx512": AVX512 + AVX2}
-"""The files for sets of instructions of x86-64, and their flags."""
+"""Files for sets of instructions, and their flags."""
 BUILD = """extern "C" {
 __attribute__((visibility("default"), used)) extern const char pass_kernels_build[];
 const char pass_kernels_build[] = "%s";
@@ -46,7 +45,7 @@ const char pass_kernels_build[] = "%s";
 
 
 class BuildError(Exception):
-    """What the compiler said, and a line for the user. status: the program's exit status."""
+    """status: the program's exit status."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
@@ -54,8 +53,8 @@ class BuildError(Exception):
 
 
 def build(output: Path = LIBRARY, sanitize: str = "") -> None:
-    """Build the library if it was not made of these sources with this compiler and these flags.
-    Raises BuildError and OSError, which leave a library that is there as it is."""
+    """Build unless the library is from these sources, compiler and flags. Raises BuildError and
+    OSError; a library that is there stays."""
     compiler = find_compiler()
     is_x86 = run([*compiler, "-dumpmachine"]).startswith("x86_64")
     flags = [*FLAGS, *(["-DPASS_X86"] if is_x86 else [])]
@@ -87,7 +86,7 @@ def build(output: Path = LIBRARY, sanitize: str = "") -> None:
 
 
 def find_compiler() -> list[str]:
-    """Return the command of $CXX, or of the first compiler that there is."""
+    """$CXX, or the first compiler that there is."""
     named = shlex.split(os.environ.get("CXX", ""))
     for command in [named] if named else [[name] for name in COMPILERS]:
         if path := shutil.which(command[0]):
@@ -106,8 +105,8 @@ def run(command: list[str], text: str = "") -> str:
 
 
 def platform_tag(library: Path) -> str:
-    """Return the platform of a wheel with the library: manylinux_2_28 as ONNX Runtime's, or what
-    newer symbols of glibc need. Where manylinux allows no such library, it is linux."""
+    """Return a wheel's platform: manylinux_2_28 as ONNX Runtime's, or what newer glibc symbols
+    need; linux where manylinux allows no such library."""
     from packaging.tags import platform_tags
 
     platform = next(tag for tag in platform_tags() if "manylinux" not in tag and "musl" not in tag)
@@ -122,7 +121,7 @@ def platform_tag(library: Path) -> str:
 
 
 class KernelsHook(BuildHookInterface):
-    """Puts the library into a wheel. Without a compiler the wheel is pure Python."""
+    """Without a compiler the wheel is pure Python."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if os.environ.get("PASS_KERNELS") == "off":

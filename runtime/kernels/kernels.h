@@ -1,6 +1,5 @@
-// What the operators compute, in one variant for each instruction set. All variants give the same
-// bits: sums of integers are exact, and float operations are fused and ordered alike. So an output
-// depends on its own row alone, and not on the CPU.
+// What the operators compute, in one variant for each instruction set. All give the same bits: sums
+// of integers are exact, and float operations are fused and ordered alike.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +8,9 @@ namespace pass {
 
 constexpr int BLOCK = 32;   // inputs of a product that share a scale and an offset
 constexpr int GROUP = 16;   // columns of a product that are packed together
-constexpr int SEGMENT = 128;  // cache entries that attention sums before it joins the sums
+constexpr int SEGMENT = 128;  // cache entries that attention sums at a time
 
-// One block of a row, rounded to 8 bits: x is about scale * q; sum is scale times the sum of q.
+// A block of a row in 8 bits: x is about scale * q; sum is scale times the sum of q.
 struct RowBlock {
     int8_t q[BLOCK];
     float scale, sum;
@@ -60,7 +59,7 @@ struct Attention {
 constexpr float UNSEEN = -3e38f;  // the score of an entry that a row does not see
 constexpr int QUERIES = 24;  // most queries of a part of attention
 
-// The state of `count` queries over one segment: largest score, sum of exponentials, weighted sum.
+// Of queries over one segment: largest score, sum of exponentials, weighted sum.
 struct Partial {
     float max[QUERIES], sum[QUERIES];
     float* weighted;  // [count,size]
@@ -75,7 +74,7 @@ struct Kernels {
     void (*round_row)(const float* x, int inputs, RowBlock* out, int step);
     // y [rows,16] = rows a [blocks,rows] times a group of columns.
     void (*product_tile)(const Packed& w, int group, int rows, const RowBlock* a, float* y);
-    // y [rows,columns first..last) (stride: w.columns) = x [rows,inputs] times w.
+    // y [rows, columns first..last) (stride: w.columns) = x [rows,inputs] times w.
     void (*dense)(const Dense& w, int rows, const float* x, int first, int last, float* y);
     // y = x + r, or x if r is null; normed = y / rms(y) * scale.
     void (*add_norm)(const float* x, const float* r, const float* scale, int size, float epsilon,
@@ -85,11 +84,11 @@ struct Kernels {
                    float scale, float* y);
     // y [16 columns of each row] = activation(gate) * up.
     void (*gate)(int activation, const float* gate, const float* up, int count, float* y);
-    // Attends to the entries of one segment for queries first .. first+count-1 of a K/V head; query
-    // i belongs to row i / group and head i % group of the head's group.
+    // Over one segment, for queries first .. first+count-1 of a K/V head; query i belongs to row
+    // i / group and head i % group of the head's group.
     void (*attend)(const Attention& a, int kv_head, int first, int count, int64_t segment,
                    Partial& out);
-    // y[i] = the joined result of query i over all segments, [size] each at y + i * size.
+    // y [queries,size] = the joined results over all segments.
     void (*join)(const Partial* parts, int segments, int count, int size, float* const* y);
     // Writes row `column` of the transposed weights: [inputs].
     void (*unpack_column)(const Packed& w, int64_t column, float* y);

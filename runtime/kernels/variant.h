@@ -1,8 +1,6 @@
-// The kernels, for the instruction set whose file includes this. That file defines, in an anonymous
-// namespace: LANES, a vector F of so many floats, and its operations; Codes and Sums, which multiply
-// codes with rounded rows; TILE_ROWS, SCORE_ROWS, VALUE_ROWS, DENSE_ROWS, which registers allow; and
-// transpose_keys. No template of the standard library is used: the linker would merge its code with
-// that of other instruction sets.
+// The kernels. The file of an instruction set defines LANES, a vector F and its operations, Codes,
+// Sums, TILE_ROWS, SCORE_ROWS, VALUE_ROWS, DENSE_ROWS and transpose_keys, and includes this. No
+// template of the standard library is used: the linker would merge it with other instruction sets'.
 
 #define FOR_ROWS(n, call)                                                                          \
     switch (n) {                                                                                   \

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pass_runtime.bundle.manifest import Manifest
+    from pass_runtime.bundle.option import Option, option, options_class, options_of
     from pass_runtime.bundle.read import read_manifest
-    from pass_runtime.bundle.request_fields import MAX_LOGPROBS, REQUEST_FIELDS
-    from pass_runtime.bundle.sampling import SamplingParams
-    from pass_runtime.bundle.values import MAX_BIASES, OptionField, Options, RequestField, option
-    from pass_runtime.decode.scheduler import QueueFull
+    from pass_runtime.bundle.sampling import MAX_BIASES, MAX_LOGPROBS, SamplingParams
+    from pass_runtime.decode.engine import QueueFull
     from pass_runtime.decode.sequence import Piece, Request, Token
     from pass_runtime.decode.stats import Stats
     from pass_runtime.decode.worker import Places
     from pass_runtime.errors import PassError
     from pass_runtime.generation import Generation, TokenStream, merged
-    from pass_runtime.options import GenerateOptions, LoadOptions
+    from pass_runtime.options import MAX_BAD_WORDS, REQUEST_OPTIONS, GenerateOptions, LoadOptions
     from pass_runtime.session import Session, load
     from pass_runtime.text.constraint import Constraint
     from pass_runtime.text.detokenizer import Detokenizer, Vocabulary
@@ -33,26 +32,26 @@ os.environ["ORT_DISABLE_TELEMETRY"] = os.environ.get("ORT_DISABLE_TELEMETRY") or
 __version__ = "0.1.0"
 _NAMES_BY_MODULE = {
     "bundle.manifest": ("Manifest",),
+    "bundle.option": ("Option", "option", "options_class", "options_of"),
     "bundle.read": ("read_manifest",),
-    "bundle.request_fields": ("MAX_LOGPROBS", "REQUEST_FIELDS"),
-    "bundle.sampling": ("SamplingParams",),
-    "bundle.values": ("MAX_BIASES", "OptionField", "Options", "RequestField", "option"),
-    "decode.scheduler": ("QueueFull",),
+    "bundle.sampling": ("MAX_BIASES", "MAX_LOGPROBS", "SamplingParams"),
+    "decode.engine": ("QueueFull",),
     "decode.sequence": ("Piece", "Request", "Token"),
     "decode.stats": ("Stats",),
     "decode.worker": ("Places",),
     "errors": ("PassError",),
     "generation": ("Generation", "TokenStream", "merged"),
-    "options": ("GenerateOptions", "LoadOptions"),
+    "options": ("MAX_BAD_WORDS", "REQUEST_OPTIONS", "GenerateOptions", "LoadOptions"),
     "session": ("Session", "load"),
     "text.constraint": ("Constraint",),
     "text.detokenizer": ("Detokenizer", "Vocabulary"),
     "text.grammar": ("ConstraintStopped", "TooManyConstraints"),
 }
 __all__ = [
+    "MAX_BAD_WORDS",
     "MAX_BIASES",
     "MAX_LOGPROBS",
-    "REQUEST_FIELDS",
+    "REQUEST_OPTIONS",
     "Constraint",
     "ConstraintStopped",
     "Detokenizer",
@@ -60,14 +59,12 @@ __all__ = [
     "Generation",
     "LoadOptions",
     "Manifest",
-    "OptionField",
-    "Options",
+    "Option",
     "PassError",
     "Piece",
     "Places",
     "QueueFull",
     "Request",
-    "RequestField",
     "SamplingParams",
     "Session",
     "Stats",
@@ -79,6 +76,8 @@ __all__ = [
     "load",
     "merged",
     "option",
+    "options_class",
+    "options_of",
     "read_manifest",
 ]
 

@@ -1,5 +1,3 @@
-"""Defines `PassError`, which commands report in one line, with exit status 2."""
-
 import copyreg
 from typing import Any, NoReturn
 
@@ -8,13 +6,12 @@ class PassError(Exception):
     """An error that the caller can fix. Its message is one line and says what to do next."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default pickle calls the constructor with `args`; those of subclasses take others.
+        # constructors of subclasses take other arguments than `args`
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class OfOneProcess:
-    """The base of what has threads, child processes or memory of an engine: it can be neither
-    pickled nor copied."""
+    """Has threads, child processes or memory of an engine."""
 
     def __reduce__(self) -> NoReturn:
         raise PassError(
@@ -24,4 +21,3 @@ class OfOneProcess:
 
 
 FORKED = "this session was opened before the process was forked; load the bundle in this process"
-"""The message of errors in a forked process, which has none of the session's threads."""

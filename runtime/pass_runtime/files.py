@@ -1,4 +1,4 @@
-"""Files that a user names: reads text and lines of JSON, replaces files in one step, locks them."""
+"""Reads, replaces and locks files that a user names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from pass_runtime.errors import PassError
 
 
 def read_text(path: Path) -> str:
-    """Return the text of the UTF-8 file `path`, without a byte order mark. Raises PassError if the
-    file cannot be read or is not UTF-8."""
+    """UTF-8, without a byte order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -29,19 +28,14 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file `path` by `content` in one step, as `replacing` does."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file to write. It replaces `path` when the `with` block ends, and is removed
-    if the block fails.
-
-    If `path` is a link, the file that it leads to is replaced. Devices and pipes cannot be replaced
-    and are written directly. Raises PassError if writing fails.
-    """
+    """Replace `path` by a temporary file when the block ends, but not if it fails. A link's
+    target is replaced; devices and pipes are written directly."""
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
@@ -57,20 +51,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-    except BrokenPipeError:  # not an error for a command: the reader wants no more
+    except BrokenPipeError:  # not an error: the reader wants no more
         raise
     except OSError as error:
         raise PassError(f"cannot write {path}: {error.strerror}") from None
 
 
 def open_locked(path: Path) -> int:
-    """Open the file `path`, which is created if it is missing, and lock it exclusively. Return its
-    descriptor; closing that unlocks the file.
-
-    The operating system releases the lock when the process ends, however it ends. The lock also
-    works between containers that share a host's volume. Raises BlockingIOError if another process
-    holds it.
-    """
+    """Open or create a file, lock it until its descriptor is closed, and return that. Raises
+    BlockingIOError if another process holds the lock."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -82,14 +71,13 @@ def open_locked(path: Path) -> int:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # `path` is no longer the file that was opened and locked: try again.
+        os.close(fd)  # `path` is another file by now
 
 
 @contextmanager
 def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterator[None]:
-    """Hold the lock of the file `path` while the block runs; the file exists only for that time.
-    Raises PassError(busy_message) if another process still holds the lock after `wait_seconds`, and
-    OSError if the file cannot be created."""
+    """Hold a lock, whose file exists only meanwhile. Raises PassError(busy_message) after
+    `wait_seconds`."""
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
@@ -102,14 +90,13 @@ def locked(path: Path, busy_message: str, *, wait_seconds: float = 0) -> Iterato
     try:
         yield
     finally:
-        # Removed before it is unlocked: afterwards the file may be another process's lock.
+        # before unlocking: afterwards it may be another process's lock
         path.unlink(missing_ok=True)
         os.close(fd)
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """Return `value` as JSON text. Raises PassError for infinity, NaN, and integers with more
-    digits than Python prints."""
+    """Raises PassError for infinity, NaN and too long integers."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError as error:
@@ -118,19 +105,18 @@ def to_json(value: object, indent: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a .jsonl file. number: the line's number in the file, from 1."""
+    """Of a .jsonl file; `number` counts from 1."""
 
     number: int
     text: str
 
     def object(self) -> dict[str, Any]:
-        """Return the JSON object in the line. Raises PassError if the line has anything else."""
         try:
             value = from_json(self.text, allow_inf_nan=False)
         except ValueError as error:
             raise PassError(f"not JSON: {error}") from None
         try:
-            to_json(value)  # 1e999 is read as infinity, which JSON results cannot hold
+            to_json(value)  # JSON results cannot hold 1e999, which is read as infinity
         except PassError as error:
             raise PassError(f"{error}; write it as a string") from None
         if not isinstance(value, dict):
@@ -139,8 +125,7 @@ class Line:
 
 
 def lines_of(text: str) -> list[Line]:
-    """Return the lines of a .jsonl file's text that are not blank. Only "\\n" ends a line, because
-    JSON strings may contain other line separators."""
+    """Return lines that are not blank. JSON may contain other line ends than "\n"."""
     return [
         Line(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()
     ]

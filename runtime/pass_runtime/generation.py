@@ -1,9 +1,4 @@
-"""What `Session.generate`, `chat` and `generate_ids` return: the stream of a request's output.
-
-A stream has one reader: while a thread or task waits for the next piece, a second reader is
-refused, because each of the two would see only a part of the text. Any thread may wait for the end
-of the request with `result`.
-"""
+"""The stream of a request's output."""
 
 from __future__ import annotations
 
@@ -33,29 +28,27 @@ T = TypeVar("T")
 
 
 class Stream(Generic[T]):
-    """The output of a request in pieces, one for each pass, for `for` or `async for`. Each piece is
-    yielded once: a second loop goes on where the first one stopped.
+    """A request's output, a piece for each pass, for `for` or `async for`. Each piece is yielded
+    once, even over several loops.
 
-    `tokens`, `token_ids` and `text` hold what was read so far; `stats` counts every pass, read or
-    not. After the end `finish_reason` is "stop" (`stop_reason` is then the id of the end token, or
-    the stop string), "length" or "cancelled". If the request fails, the loop raises PassError. The
-    request is cancelled if no reference to its stream is left. A stream that was read to its end
-    can be pickled and copied.
+    `tokens`, `token_ids` and `text` hold what was read; `stats` counts every pass. At the end
+    `finish_reason` is "stop" (`stop_reason`: the end token's id or the stop string), "length" or
+    "cancelled"; a failed request raises PassError. A request without references to its stream is
+    cancelled. A stream that was read to its end can be pickled.
     """
 
     def __init__(self, sequence: SequenceState, session: object) -> None:
-        """session: kept so that it is not garbage-collected, which closes it, before the stream."""
+        """session: garbage-collecting it before the stream would close it."""
         self._sequence, self._session = sequence, session
         self._end: End | None = None
         self._read_to_end = False
-        self._reader_lock = threading.Lock()  # held by the reader while it waits for a piece
-        # held while an event is read; a `for` loop also holds it while it waits
+        self._reader_lock = threading.Lock()  # held by a reader that waits for a piece
+        # held while an event is read, or while a `for` loop waits
         self._event_lock = threading.Lock()
         self._process = os.getpid()
         self.tokens: list[Token] = []
         self.text = ""
-        # Cancel the request when this stream is garbage-collected. At exit that is not needed: the
-        # session ends all requests.
+        # At exit, the session ends all requests.
         weakref.finalize(self, setattr, sequence, "cancelled", True).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,8 +58,8 @@ class Stream(Generic[T]):
                 "call result() first"
             )
         sequence = self._sequence
-        # without what only decoding needs, such as a grammar, which cannot be pickled
-        request = replace(sequence.request, cycle=None, ngram_drafts=0, processing=None)
+        # without what only decoding needs and cannot be pickled, such as a grammar
+        request = replace(sequence.request, plan=None, ngram_drafts=0, processing=None)
         kept = {"tokens": self.tokens, "text": self.text, "_end": self._end}
         about = {"stats": sequence.stats, "prompt_logprobs": sequence.prompt_logprobs}
         return {"request": request, "at": sequence.submitted, "about": about, "kept": kept}
@@ -84,13 +77,13 @@ class Stream(Generic[T]):
 
     @property
     def token_ids(self) -> list[int]:
-        """Ids of the tokens read so far, a stop token included."""
+        """Those read so far, a stop token included."""
         return [token.id for token in self.tokens]
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """The log-probabilities of the prompt's tokens that are prefilled so far, with the first
-        piece of all; None for the first token. None if the request asks for none."""
+        """Log-probabilities of the prompt's tokens so far; None for the first token. None if not
+        requested."""
         if self._sequence.request.prompt_logprobs is None:
             return None
         return list(self._sequence.prompt_logprobs)
@@ -109,31 +102,30 @@ class Stream(Generic[T]):
 
     @property
     def seed(self) -> int:
-        """The seed that the request samples with. The same seed generates the same text again."""
         return self._sequence.request.sampling.seed or 0
 
     @property
     def submitted(self) -> float:
-        """The value of `time.perf_counter()` when the request was put into the queue."""
+        """`time.perf_counter()` when it was queued."""
         return self._sequence.submitted
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, even if some of its pieces were not read yet."""
+        """Whether it has ended, even if some pieces were not read yet."""
         return self._sequence.finished is not None
 
     def cancel(self) -> None:
-        """End the request after the pass in progress. What it wrote can still be read."""
+        """End the request after the pass in progress."""
         self._sequence.cancelled = True
 
     def result(self, timeout: float | None = None) -> Self:
-        """Wait for the end of the request, at most `timeout` seconds, read all pieces, and return
-        this stream. Raises TimeoutError if the request still runs, and PassError if it failed."""
+        """Read all pieces and return this stream. Raises TimeoutError after `timeout` seconds,
+        and PassError if the request failed."""
         if os.getpid() != self._process:
             raise PassError(FORKED)
         try:
             self._sequence.ended.wait(timeout)
-        finally:  # also after an interrupt, so that `text` has what was written until then
+        finally:  # after an interrupt too, so that `text` is complete
             self._take_all()
         if self._end is None:
             raise TimeoutError(
@@ -143,7 +135,7 @@ class Stream(Generic[T]):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result of a finished request as values that JSON has."""
+        """Return a finished request's result as JSON values."""
         fields: dict[str, Any] = {
             "prompt_ids": self.prompt_ids,
             "token_ids": self.token_ids,
@@ -192,13 +184,10 @@ class Stream(Generic[T]):
         raise StopAsyncIteration
 
     def _poll(self) -> Piece | End | None:
-        """Call `_next_event` while holding the event lock."""
         with self._event_lock:
             return self._next_event()
 
     def _take_all(self) -> None:
-        """Read all events so far. Do nothing if the request goes on and a `for` loop in another
-        thread, which holds the lock, waits for its next event."""
         if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
                 while isinstance(self._next_event(), Piece):
@@ -207,8 +196,6 @@ class Stream(Generic[T]):
                 self._event_lock.release()
 
     def _next_event(self) -> Piece | End | None:
-        """Record the next event and return it; None if there is none yet. After the end of the
-        request, return its End again."""
         if self._end is not None:
             return self._end
         try:
@@ -226,7 +213,6 @@ class Stream(Generic[T]):
             self.text += event.text
 
     def _finish_reading(self) -> None:
-        """Note that everything was read. Raise the error of a request that failed."""
         self._read_to_end = True
         error = None if self._end is None else self._end.error
         if isinstance(error, PassError):
@@ -247,27 +233,25 @@ def _logprobs_dict(token: int, logprobs: TokenLogprobs | None) -> dict[str, Any]
 
 
 class Generation(Stream[Piece]):
-    """The stream of a request with text: loops yield a `Piece` for each pass. `text` lacks special
-    tokens, and the bytes of a character that was never completed, whose tokens are in `token_ids`.
-    """
+    """With text: loops yield a `Piece` for each pass. `text` lacks special tokens, and bytes of
+    a character that was never completed."""
 
     def _item(self, piece: Piece) -> Piece:
         return piece
 
 
 class TokenStream(Stream[list[int]]):
-    """The stream of a request without text: loops yield the ids of each pass, one or more."""
+    """Without text: loops yield the ids of each pass, one or more."""
 
     def _item(self, piece: Piece) -> list[int]:
         return [token.id for token in piece.tokens]
 
 
 async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | None], None]:
-    """Yield what the streams yield, as it comes, in pairs (index of the stream, item). The pair
-    (index, None) says that a stream has ended. Raises the error of a request that fails, mostly a
-    PassError."""
+    """Yield pairs (index of the stream, item) as they come; (index, None) is a stream's end.
+    Raises a failed request's error."""
     for stream in streams:
-        aiter(stream)  # raises for a stream that was read to its end
+        aiter(stream)  # raises if it was read to its end
     with _reading(streams):  # A reader that waits now would not be woken by the new signal.
         signal, unfinished = _event_signal(streams), dict(enumerate(streams))
     while unfinished:
@@ -284,15 +268,13 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
 
 
 def _poll_all(streams: Mapping[int, Stream[T]]) -> list[tuple[int, Piece | End]]:
-    """Return the next event of each stream that has one, with the stream's index."""
     polled = ((index, stream._poll()) for index, stream in streams.items())
     return [(index, event) for index, event in polled if event is not None]
 
 
 @contextmanager
 def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
-    """Be the streams' only reader while the block runs. Raises PassError if one of them has a
-    reader, or belongs to another process."""
+    """Be the only reader. Raises PassError if a stream has one, or belongs to another process."""
     held: list[Stream[T]] = []
     try:
         for stream in streams:
@@ -311,11 +293,10 @@ def _reading(streams: Iterable[Stream[T]]) -> Iterator[None]:
 
 
 def _event_signal(streams: Sequence[Stream[T]]) -> asyncio.Event:
-    """Return an asyncio.Event of the running loop that is set whenever a stream gets an event."""
     signal, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def notify() -> None:
-        with suppress(RuntimeError):  # the loop was closed, so nobody reads any more
+        with suppress(RuntimeError):  # its loop was closed
             loop.call_soon_threadsafe(signal.set)
 
     for stream in streams:

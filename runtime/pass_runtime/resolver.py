@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import Manifest
-from pass_runtime.bundle.plan import Plan
-from pass_runtime.decode.draft_policy import choose_drafts
+from pass_runtime.bundle.plan import Plan, make_plan
 from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
@@ -21,11 +20,11 @@ from pass_runtime.text.detokenizer import Vocabulary
 from pass_runtime.text.grammar import Grammars
 
 MAX_CACHED_BAD_WORD_LISTS = 8
-"""How many lists of bad words are kept compiled, because requests often repeat a list."""
+"""Requests often repeat a list."""
 
 
 class Resolver:
-    """Makes the requests of one session. Any thread may call its methods."""
+    """Any thread may call its methods."""
 
     def __init__(
         self, manifest: Manifest, backend: Backend, tokenizer: Tokenizer, vocabulary: Vocabulary
@@ -36,8 +35,7 @@ class Resolver:
         self.grammars = Grammars(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
 
     def resolve(self, options: GenerateOptions) -> Request:
-        """Return the request for `options`, with an empty prompt. Raises PassError if the bundle's
-        graphs or engines cannot run it."""
+        """With an empty prompt. Raises PassError if the bundle cannot run it."""
         max_lookahead = self._manifest.lookahead.length
         lookahead = max_lookahead if options.lookahead is None else options.lookahead
         if not 0 <= lookahead <= max_lookahead:
@@ -46,18 +44,14 @@ class Resolver:
                 f"{lookahead}"
             )
         fixed = self._backend.capabilities.fixed_lookahead
-        if fixed is not None and (
-            options.plan.startswith(("fused:", "tree:")) or lookahead not in (0, fixed)
-        ):
+        if fixed is not None and (options.plan.startswith("fused:") or lookahead not in (0, fixed)):
             raise PassError(
                 f"the engines run only look-ahead {fixed} without group sizes; use --plan fused, "
                 f"--lookahead {fixed} or 0"
             )
-        mode, cycle, lookahead_drafts, ngram_drafts = choose_drafts(
+        plan_name, plan, lookahead_drafts, ngram_drafts = choose_drafts(
             options.plan, lookahead, options.draft
         )
-        if cycle is not None and cycle.is_tree:
-            self._check_tree(cycle.plans[0])
         if max(lookahead_drafts, ngram_drafts) > max_lookahead:
             raise PassError(
                 f"{options.plan} has more drafts than the bundle's {max_lookahead}; use --plan "
@@ -67,8 +61,8 @@ class Resolver:
             prompt_ids=(),
             sampling=options.sampling.resolved(),
             max_new_tokens=options.max_new_tokens,
-            mode=mode,
-            cycle=cycle,
+            plan_name=plan_name,
+            plan=plan,
             lookahead_drafts=lookahead_drafts,
             ngram_drafts=ngram_drafts,
             stop_token_ids=self._stop_token_ids(options),
@@ -82,33 +76,15 @@ class Resolver:
         )
 
     def _stop_token_ids(self, options: GenerateOptions) -> frozenset[int]:
-        """Return all tokens that end the text: the request's, and the model's unless ignored."""
         model_ids = () if options.ignore_eos else self._manifest.model.eos_token_ids
         return frozenset((*options.stop_token_ids, *model_ids))
 
-    def _check_tree(self, plan: Plan) -> None:
-        """Raise PassError if the backend cannot run this tree, or the tree could change texts."""
-        capabilities = self._backend.capabilities
-        if plan.drafts not in capabilities.trees:
-            raise PassError(
-                f"there is no {plan.tail} here: trees of drafts need the exact-match rule, a draft "
-                "head, a vocabulary that is a multiple of 8, and a bundle and engines of this "
-                "version; use --plan fused"
-            )
-        if plan.drafts not in capabilities.exact_trees:
-            raise PassError(
-                f"the plan {plan.name} could change texts: activations are rounded to 8 bits here, "
-                "and some drafts of a tree round differently than in plain decoding; use --plan "
-                "fused"
-            )
-
     def _processing(self, options: GenerateOptions) -> Processing | None:
         """Return what `options` do to logits; None if nothing. Raises PassError for an invalid
-        constraint, or if the bundle has no logits processors."""
+        constraint."""
         changes = [options.sampling.changes_logits, options.constraint, options.min_tokens]
         if not any((*changes, options.bad_words, options.allowed_token_ids)):
             return None
-        _ = self._backend.processors  # raises PassError if the bundle has none
         return Processing(
             self._manifest.model.vocab_size,
             options.sampling,
@@ -126,13 +102,11 @@ class Resolver:
 
     @cached_property
     def _token_index(self) -> TokenIndex:
-        """An index of all tokens by their bytes. It is made at first use, because that takes up to
-        a second, and as much memory as the tokenizer."""
         return TokenIndex(self._vocabulary.all_bytes(self._manifest.model.vocab_size))
 
     def request(self, prompt_ids: tuple[int, ...], options: GenerateOptions) -> Request:
-        """Return the request for a prompt. Raises PassError if a token is not in the vocabulary, or
-        if the prompt is empty or too long."""
+        """Raises PassError if a token is not in the vocabulary, or the prompt is empty or too
+        long."""
         model, capacity = self._manifest.model, self._backend.capabilities.max_capacity
         if not prompt_ids:
             raise PassError("the prompt has no tokens")
@@ -146,3 +120,24 @@ class Resolver:
                 f"{capacity}; shorten it"
             )
         return replace(self.resolve(options), prompt_ids=prompt_ids)
+
+
+def choose_drafts(
+    name: str, max_drafts: int, draft: str | None = None
+) -> tuple[str, Plan | None, int, int]:
+    """Return the fields of a `Request`. name, max_drafts: as for `make_plan`, or "auto". draft:
+    None is "both" for "auto", else "lookahead"."""
+    if name == "auto" and max_drafts:
+        lookahead_drafts = 0 if draft == "ngram" else max_drafts
+        return "auto", None, lookahead_drafts, 0 if draft == "lookahead" else max_drafts
+    plan = make_plan("ar" if name == "auto" else name, max_drafts)
+    if draft in (None, "lookahead") or max_drafts == 0:
+        return plan.name, plan, plan.drafts, 0
+    if name == "ar":
+        raise PassError(
+            f"the plan ar takes no drafts, so --draft {draft} needs another one: two-pass, "
+            "fused or auto"
+        )
+    if draft == "ngram":
+        return "ngram", make_plan("ar", 0), 0, plan.drafts
+    return f"{plan.name}+ngram", plan, plan.drafts, plan.drafts

@@ -1,7 +1,4 @@
-"""The errors that clients get, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
-
-Nothing here depends on HTTP: the model for Triton uses these errors too.
-"""
+"""The errors that clients get over HTTP and from Triton, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -15,12 +12,11 @@ from pass_runtime import ConstraintStopped, PassError, QueueFull, TooManyConstra
 
 log = logging.getLogger("pass_server")
 MAX_MESSAGE_CHARS = 600
-"""The most characters of an error's message, and of its param."""
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def shortened(text: str) -> str:
-    """Return `text`, without its middle if it is too long: it may quote what a client sent."""
+    """Return `text`, without its middle if it is too long."""
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     gap, half = " ... ", MAX_MESSAGE_CHARS // 2
@@ -28,9 +24,8 @@ def shortened(text: str) -> str:
 
 
 class ApiError(Exception):
-    """The error that a client gets. status, headers: those of the response. param: the path of the
-    field at fault, such as `messages.0.content`. code: OpenAI's name of the error. The message and
-    param are shortened if they are too long."""
+    """The error that a client gets. param: the path of the field at fault, such as
+    `messages.0.content`. code: OpenAI's name of the error."""
 
     def __init__(
         self,
@@ -57,8 +52,8 @@ class ApiError(Exception):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Return what the client gets if its request ends with the exception `error`. An exception that
-    nobody raised on purpose is a bug: it is logged, and the client learns nothing about it."""
+    """Return what the client gets if its request ends with `error`. The client learns nothing about
+    a bug, which is logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
@@ -75,38 +70,40 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def not_supported(param: str, value: Any, why: str = "") -> ApiError:
-    """Return the error for a field of the API with a value that this server does not support. The
-    message quotes only numbers and booleans: other values may be long. why: the reason."""
+    """Return the error for a value that this server does not support. why: the reason."""
     quoted = value if isinstance(value, int | float | bool) else "with this value"
     message = f"{param} {quoted} is not supported by this server" + (f": {why}" if why else "")
-    return ApiError(message, param=param, code="unsupported_parameter")
+    return ApiError(message, param=param, code=UNSUPPORTED)
 
 
 def unknown_field(param: str) -> ApiError:
-    """Return the error for a field that the API does not have."""
     message = f"unknown field: {param}; this server ignores no field, so leave it out"
     return ApiError(message, param=param, code="unknown_parameter")
 
 
 def shutting_down() -> ApiError:
-    """Return the error for requests that come, or have not ended, while the server shuts down."""
     return ApiError(
         "the server is shutting down", 503, code="shutting_down", headers={"Retry-After": "5"}
     )
 
 
+UNSUPPORTED = "unsupported_parameter"
+"""The type of pydantic's error for a field that is not supported, whose context says why."""
 _UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
-"""If a field's type is a union, pydantic adds the member that it tried to the path of an error, as
-in `stop.constrained-str`. These are names of such members; all other names contain a bracket."""
+"""Members of unions, which pydantic adds to the path of an error; other names have a bracket."""
 
 
 def validation_error(error: ValidationError) -> ApiError:
     """Return the error for the first problem that pydantic found."""
     problem = error.errors(include_url=False, include_input=False)[0]
     path = [part for part in problem["loc"] if "[" not in str(part) and part not in _UNION_TAGS]
-    # pydantic also adds the role of a message or the type of an item: messages.0.user.name.
+    # pydantic also adds the role of a message or the type of an item.
     if len(path) > 2 and path[0] in ("messages", "input") and isinstance(path[1], int):
         del path[2]
+    if problem["type"] == UNSUPPORTED:
+        context = problem["ctx"]
+        param = ".".join(map(str, [*path, context["field"]]))
+        return not_supported(param, context["value"], context["why"])
     param = ".".join(map(str, path))
     if problem["type"] == "extra_forbidden":
         return unknown_field(param)

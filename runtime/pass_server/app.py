@@ -1,5 +1,4 @@
-"""Makes the ASGI app that answers requests with a session. `server.py` runs it with uvicorn;
-another ASGI server can run it too."""
+"""Makes the ASGI app that answers requests with a session."""
 
 from __future__ import annotations
 
@@ -7,45 +6,37 @@ import codecs
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from email.message import Message
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    generate_latest,
-)
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pass_runtime import Session, __version__
+from pass_server.answers import ChatFormatter, CompletionFormatter
 from pass_server.api_error import ApiError, validation_error
-from pass_server.formatters import ChatFormatter, ChoicesFormatter, CompletionFormatter
-from pass_server.metrics import HTTP_RESPONSES, RECORDED, Metric, read_gauges
 from pass_server.middleware import (
     Admission,
     BodyLimit,
-    HeadAsGet,
-    OptionsMethod,
     RequestTarget,
     ResponseLog,
     add_error_handlers,
+    app_path,
+    as_response,
 )
 from pass_server.page import add_page
-from pass_server.responses_chat import ChatConversion
-from pass_server.responses_fields import ResponsesRequest
+from pass_server.prometheus import PrometheusSink
+from pass_server.responses_input import ChatConversion, ResponsesRequest
 from pass_server.responses_output import ResponsesFormatter
-from pass_server.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ServeOptions
 from pass_server.service import Service
 from pass_server.streaming import GenerationResponse
@@ -71,7 +62,9 @@ class BodyRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             body = await request.body()
-            if not _is_json(request.headers.get("content-type", "")):
+            header = Message()
+            header["content-type"] = request.headers.get("content-type", "")
+            if not re.fullmatch(r"application/(json|.*\+json)", header.get_content_type()):
                 raise ApiError("the body must be a JSON object, sent as application/json")
             if len(body) <= SHORT_BODY_BYTES:
                 parsed = parse_body(model, body)
@@ -87,10 +80,10 @@ class BodyRoute(APIRoute):
 
 def parse_body(model: type[M], body: bytes) -> M:
     """Return the body as an instance of `model`. Raises ApiError for the first invalid field."""
-    # The fast first count may be too high, because strings may contain `[`, `{` and `:`.
     if (
-        _count_json_nodes(body) > MAX_JSON_NODES
-        and _count_json_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES
+        len(body) > MAX_JSON_NODES
+        and _num_nodes(body) > MAX_JSON_NODES
+        and _num_nodes(_JSON_STRING.sub(b"", body)) > MAX_JSON_NODES
     ):
         problem = f"the body has more than {MAX_JSON_NODES} objects, fields and lists"
         raise ApiError(problem, code="body_too_large")
@@ -112,19 +105,8 @@ def parse_body(model: type[M], body: bytes) -> M:
         raise validation_error(error) from None
 
 
-def _count_json_nodes(body: bytes) -> int:
-    """Return the number of objects, fields and lists in JSON that has no strings."""
+def _num_nodes(body: bytes) -> int:
     return body.count(b"[") + body.count(b"{") + body.count(b":")
-
-
-def _is_json(content_type: str) -> bool:
-    """Return whether a Content-Type stands for JSON, as application/json does."""
-    message = Message()
-    message["content-type"] = content_type
-    subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (
-        subtype == "json" or subtype.endswith("+json")
-    )
 
 
 _ERROR_SCHEMA = {
@@ -141,7 +123,7 @@ _ERROR_DESCRIPTIONS = {
     415: "The body has a Content-Encoding other than gzip and zstd.",
     429: "The server is busy; retry after the time in Retry-After.",
     500: "The server failed.",
-    503: "The server warms up, shuts down, or has too many connections.",
+    503: "The server warms up or shuts down.",
     504: "The request took too long.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -172,7 +154,6 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     app.router.route_class = BodyRoute
     add_error_handlers(app)
     _add_endpoints(app, service)
-    _add_responses(app, service)
     add_tokenize_endpoints(app, service, ERRORS)
     _add_probes(app, service, sink)
     if options.page:
@@ -180,8 +161,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     # The middleware that is added last gets a request first.
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds)
     app.add_middleware(Admission, keys=options.keys)
-    app.add_middleware(OptionsMethod, routes=app.routes)
-    app.add_middleware(HeadAsGet)
+    app.add_middleware(RequestTarget, routes=app.routes)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -191,7 +171,6 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
             expose_headers=("Retry-After",),
         )
     app.add_middleware(ResponseLog, model=model, sink=sink)
-    app.add_middleware(RequestTarget)
     return app
 
 
@@ -199,9 +178,9 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     card = {"id": service.model, "object": "model", "created": int(time.time()), "owned_by": "pass"}
 
     async def generate(
-        request: GenerationRequest,
+        request: CompletionRequest | ChatRequest,
         http: Request,
-        formatter_class: type[ChoicesFormatter],
+        formatter_class: type[CompletionFormatter | ChatFormatter],
         *,
         logprobs: bool,
     ) -> Response:
@@ -224,6 +203,30 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", response_class=Response, responses=RESPONSES)
     async def chat_completions(request: ChatRequest, http: Request) -> Response:
         return await generate(request, http, ChatFormatter, logprobs=bool(request.logprobs))
+
+    @app.post("/v1/responses", response_class=Response, responses=RESPONSES)
+    async def create_response(request: ResponsesRequest, http: Request) -> Response:
+        service.check_model(request.model)
+        size = len(await http.body())
+        conversion = await service.run_in_thread(partial(ChatConversion, request), size)
+        try:
+            parsed = await service.parse(conversion.chat, size, http.state.client)
+        except ApiError as error:
+            raise conversion.request_error(error) from None
+        formatter = ResponsesFormatter(service.model, conversion.echo)
+        return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
+
+    @app.api_route(
+        "/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
+    )
+    async def stored_response(path: str) -> Response:
+        raise ApiError(
+            f"no response {path.partition('/')[0]!r}: this server stores no responses; send "
+            "the earlier items as input",
+            404,
+            param="response_id",
+            code="response_not_stored",
+        )
 
     @app.get("/v1/models", responses={401: ERRORS[401]})
     async def models() -> dict[str, Any]:
@@ -254,67 +257,24 @@ def _add_probes(app: FastAPI, service: Service, sink: PrometheusSink) -> None:
         return Response(sink.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_responses(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/responses", response_class=Response, responses=RESPONSES)
-    async def create_response(request: ResponsesRequest, http: Request) -> Response:
-        service.check_model(request.model)
-        size = len(await http.body())
-        conversion = await service.run_in_thread(partial(ChatConversion, request), size)
-        try:
-            parsed = await service.parse(conversion.chat, size, http.state.client)
-        except ApiError as error:
-            raise conversion.request_error(error) from None
-        formatter = ResponsesFormatter(service.model, conversion.echo)
-        return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
+class Entry:
+    """The ASGI app of a server: alive but not ready until `app` is set to that of the session."""
 
-    @app.api_route(
-        "/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
-    )
-    async def stored_response(path: str) -> Response:
-        raise ApiError(
-            f"no response {path.partition('/')[0]!r}: this server stores no responses; send "
-            "the earlier items as input",
-            404,
-            param="response_id",
-            code="response_not_stored",
-        )
+    def __init__(self) -> None:
+        self.app: ASGIApp = RequestTarget(_warming_up)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
 
 
-class PrometheusSink(Collector):
-    """A `MetricSink` that keeps counters and histograms in a Prometheus registry of its own. Gauges
-    are not recorded, but read from `session` for every request to /metrics."""
-
-    def __init__(self, session: Session, model: str) -> None:
-        self._session, self._model = session, model
-        self._registry = CollectorRegistry()
-        self._registry.register(self)  # for the gauges
-        self._families: dict[Metric, Counter | Histogram] = {}
-        self._recorder = cache(self._find_recorder)
-        for metric in (*RECORDED, HTTP_RESPONSES):
-            arguments = (metric.name, metric.description, ("model_name", *metric.labels))
-            if metric.kind == "counter":
-                self._families[metric] = Counter(*arguments, registry=self._registry)
-            else:
-                self._families[metric] = Histogram(
-                    *arguments, registry=self._registry, buckets=metric.buckets
-                )
-
-    def record(self, metric: Metric, value: float, *labels: object) -> None:
-        self._recorder(metric, *labels)(value)
-
-    def _find_recorder(self, metric: Metric, *labels: object) -> Callable[[float], None]:
-        """Return the function that records a value of `metric` with these labels."""
-        labelled = self._families[metric].labels(*labels)
-        return labelled.inc if isinstance(labelled, Counter) else labelled.observe
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges, as the registry asks for them."""
-        for metric, value, labels in read_gauges(self._session):
-            names = ("model_name", *metric.labels)
-            gauge = GaugeMetricFamily(metric.name, metric.description, labels=names)
-            gauge.add_metric((self._model, *labels), value)
-            yield gauge
-
-    def text(self) -> bytes:
-        """Return the body of /metrics."""
-        return generate_latest(self._registry)
+async def _warming_up(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = {"Retry-After": "5", "Connection": "close"}
+    response: Response
+    if app_path(scope) == "/health":
+        response = JSONResponse({"status": "ok"}, headers={"Connection": "close"})
+    elif app_path(scope) == "/ready":
+        response = JSONResponse({"ready": False}, 503, headers=headers)
+    else:
+        problem = "the server is warming up; try again later"
+        response = as_response(ApiError(problem, 503, code="warming_up", headers=headers))
+    await response(scope, receive, send)

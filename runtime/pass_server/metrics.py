@@ -1,12 +1,15 @@
-"""The table of all metrics. They have vLLM's names and definitions if vLLM has them. A `MetricSink`
-gives the recorded values to Prometheus' client or to Triton."""
+"""The table of all metrics, with vLLM's names if it has them, and what records them."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from pass_runtime import Session
+from pass_runtime import Piece, Session
+
+if TYPE_CHECKING:
+    from pass_server.answers import Choice
 
 SHORT_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0),
@@ -81,7 +84,7 @@ CONSTRAINED_REQUESTS = _counter(
 )
 PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
 RECORDED = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All metrics above: those that `service.RequestMetrics` records."""
+"""All metrics above: those that `RequestMetrics` records."""
 HTTP_RESPONSES = Metric(
     "counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status")
 )
@@ -120,8 +123,67 @@ def read_gauges(session: Session) -> list[tuple[Metric, float, tuple[str, ...]]]
 
 
 class MetricSink(Protocol):
-    """Keeps what is recorded: `app.PrometheusSink`, or `TritonMetricSink`."""
+    """Keeps what is recorded: `PrometheusSink`, or `TritonMetricSink`."""
 
     def record(self, metric: Metric, value: float, *labels: object) -> None:
         """Add `value` to a counter, or observe it in a histogram. labels: the values of
         `model_name` and of the metric's own labels."""
+
+
+class RequestMetrics:
+    """Records requests while they are decoded and when they end."""
+
+    def __init__(self, sink: MetricSink, model: str) -> None:
+        self._sink, self._model = sink, model
+
+    def record_begin(self, constraint_kind: str | None) -> None:
+        """Record that a request has begun. constraint_kind: `ParsedRequest.constraint_kind`."""
+        if constraint_kind is not None:
+            self._record(CONSTRAINED_REQUESTS, 1, constraint_kind)
+
+    def record_piece(self, choice: Choice, piece: Piece) -> None:
+        """Record that a pass has written tokens of a sequence."""
+        if not piece.tokens:
+            return
+        self._record(GENERATION_TOKENS, len(piece.tokens))
+        if choice.first_written is None:
+            choice.first_written = piece.written
+            self._record(TIME_TO_FIRST_TOKEN, piece.written - choice.arrived)
+        else:
+            self._record(INTER_TOKEN_LATENCY, piece.written - choice.last_written)
+        choice.last_written = piece.written
+
+    def record_end(self, choice: Choice) -> None:
+        """Record that a sequence has ended, by itself or with its request."""
+        generation, stats, record = choice.generation, choice.generation.stats, self._record
+        reason = str(generation.finish_reason)
+        if reason not in FINISHED_REASONS:
+            reason = "abort"
+        record(REQUEST_SUCCESS, 1, reason)
+        record(PROMPT_TOKENS, stats.prompt_tokens)
+        record(CACHE_QUERIES, stats.prompt_tokens)
+        record(CACHE_HITS, stats.cached_tokens)
+        record(QUEUE_TIME, stats.queue_seconds)
+        record(E2E_LATENCY, time.perf_counter() - choice.arrived)
+        record(REQUEST_PROMPT_TOKENS, stats.prompt_tokens)
+        record(REQUEST_GENERATION_TOKENS, stats.generated_tokens)
+        # `record_piece` counted the tokens of pieces that were yielded, which are in
+        # `generation.tokens`; a cancelled sequence may have written more.
+        record(GENERATION_TOKENS, stats.generated_tokens - len(generation.tokens))
+        if choice.first_written is not None:
+            prefill = choice.first_written - generation.submitted - stats.queue_seconds
+            decode = choice.last_written - choice.first_written
+            record(PREFILL_TIME, prefill)
+            record(DECODE_TIME, decode)
+            record(INFERENCE_TIME, prefill + decode)
+            if stats.generated_tokens > 1:
+                record(TIME_PER_OUTPUT_TOKEN, decode / (stats.generated_tokens - 1))
+        record(DRAFTS, stats.steps)
+        record(DRAFT_TOKENS, stats.drafted)
+        record(ACCEPTED_TOKENS, stats.accepted)
+        for position, share in enumerate(stats.acceptance_per_position):
+            record(ACCEPTED_PER_POSITION, round(share * stats.steps), position)
+        record(PASSES, stats.passes)
+
+    def _record(self, metric: Metric, value: float, *labels: object) -> None:
+        self._sink.record(metric, value, self._model, *labels)

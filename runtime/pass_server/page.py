@@ -45,6 +45,5 @@ def content_policy(html: bytes) -> str:
 
 
 def _hash(html: bytes, tag: bytes) -> str:
-    """Return the hash of what the only element `tag` contains, in the policy's form."""
     (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"

@@ -11,9 +11,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from pass_runtime import Piece
+from pass_server.answers import Choice, Json, pass_field, sse_event
 from pass_server.api_error import ApiError
-from pass_server.choices import Choice, Json
-from pass_server.formatters import ResponseFormatter, pass_field, sse_event
 
 _TEXT_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
 """The type of an item's text part, which also begins the names of the part's events."""
@@ -119,9 +118,9 @@ def _copy(item: Json) -> Json:
     )
 
 
-class ResponsesFormatter(ResponseFormatter):
-    """Writes the answer of one request. echo: the fields of the request that the answer repeats.
-    Each method gets the answer's only choice."""
+class ResponsesFormatter:
+    """Writes the answer of one request, as `ChoicesFormatter` does for chats. echo: the fields of
+    the request that the answer repeats. Each method gets the answer's only choice."""
 
     done = b""  # These streams end without "[DONE]".
 

@@ -1,5 +1,4 @@
-"""Sends answers over ASGI, whole or as a stream, while their sequences are decoded. If the client
-disconnects, its request is cancelled."""
+"""Sends answers over ASGI, whole or as a stream, while their sequences are decoded."""
 
 from __future__ import annotations
 
@@ -14,18 +13,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pass_runtime import Piece
+from pass_server.answers import Choice, ChoicesFormatter, Json, usage_field
 from pass_server.api_error import ApiError, as_api_error
-from pass_server.choices import Choice, Json
-from pass_server.formatters import ResponseFormatter, usage_field
 from pass_server.middleware import as_response
-from pass_server.parsed_request import ParsedRequest
+from pass_server.request import ParsedRequest
+from pass_server.responses_output import ResponsesFormatter
 from pass_server.service import ChoicePiece, Service
 
+Formatter = ChoicesFormatter | ResponsesFormatter
 ERROR_SEND_SECONDS = 5.0
 """How long it may take to send a client the error that ended its request."""
 HEAD_SECONDS = 0.5
-"""How long the head of a stream waits for the first pass: if this pass fails, the response can have
-an error status, after which clients try again. If no slot is free, the head does not wait."""
+"""How long the head of a stream waits for the first pass: if it fails, the response has an error
+status, after which clients try again."""
 COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -38,7 +38,7 @@ class GenerationResponse(Response):
     """A response that decodes its request while it is sent. stream: whether it is a stream."""
 
     def __init__(
-        self, service: Service, parsed: ParsedRequest, formatter: ResponseFormatter, *, stream: bool
+        self, service: Service, parsed: ParsedRequest, formatter: Formatter, *, stream: bool
     ) -> None:
         self.background, self.status_code = None, 200
         self._service, self._request = service, parsed
@@ -69,12 +69,11 @@ class GenerationResponse(Response):
         await _cancel_on_disconnect(work(), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, send_start: Send) -> None:
-        """Decode the request and send its answer. send_start: sends the head of a stream, or an
-        answer that is no stream, and notes that the response has started."""
+        """Decode the request and send its answer. send_start: notes that the response has begun."""
         service = self._service
         async with AsyncExitStack() as stack:
             # This has to be asked before the request itself takes slots.
-            has_room = service.has_room(len(self._request.requests))
+            has_room = self._stream and service.has_room(len(self._request.requests))
             choices = await stack.enter_async_context(service.decode(self._request))
             pieces = await stack.enter_async_context(aclosing(service.pieces(choices)))
             if not self._stream:
@@ -98,8 +97,7 @@ class GenerationResponse(Response):
     async def _send_error(
         self, error: ApiError, started: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Send a response, or an event if a stream has begun. An answer that is no stream, and of
-        which a part was sent, can carry no error."""
+        """Send a response, or an event if a stream has begun."""
         if not started:
             await as_response(error)(scope, receive, send)
         elif self._stream:
@@ -148,8 +146,8 @@ def best_choices(choices: Sequence[Choice], per_prompt: int, n: int) -> list[Cho
 async def _first(
     pieces: AsyncIterator[ChoicePiece], seconds: float
 ) -> AsyncIterator[Awaitable[ChoicePiece]]:
-    """Yield a task for the first piece, once this piece has come or `seconds` have passed. Raises
-    the error of a pass that fails until then. Leaving the context cancels the task."""
+    """Yield a task for the first piece, once it has come or `seconds` have passed. Raises the error
+    of a pass that fails until then."""
 
     async def next_piece() -> ChoicePiece:
         return await anext(pieces)
@@ -168,8 +166,8 @@ async def _first(
 
 
 class _EventStream:
-    """Sends the body of a stream, and a comment whenever nothing was sent for `seconds`, so that no
-    proxy takes the stream for dead while its request waits."""
+    """Sends the body of a stream, and a comment whenever nothing was sent for `seconds`, or proxies
+    might close the stream."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
@@ -183,7 +181,6 @@ class _EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Send comments within this context."""
         comments = asyncio.create_task(self._send_comments())
         try:
             yield
@@ -201,8 +198,6 @@ class _EventStream:
 
 
 async def _cancel_on_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Run `work`, and cancel it if the client disconnects."""
-
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass

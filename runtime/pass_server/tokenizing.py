@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -11,8 +11,16 @@ from pydantic import Field
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError, not_supported
-from pass_server.fields import Messages, Name, StrictObject, Text, Tools, check_supported, null_or
-from pass_server.schemas import ChatRequest, TemplateVariables, TokenIds
+from pass_server.schemas import (
+    ChatRequest,
+    Messages,
+    Name,
+    StrictObject,
+    TemplateVariables,
+    Text,
+    TokenIds,
+    Tools,
+)
 from pass_server.service import Service
 
 
@@ -28,10 +36,12 @@ class TokenizeRequest(StrictObject):
     return_token_strs: bool | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    add_generation_prompt: Any = null_or(True)
-    continue_final_message: Any = null_or(False)
-    chat_template: Any = null_or()
-    mm_processor_kwargs: Any = null_or({})
+    neutral: ClassVar = {
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "mm_processor_kwargs": ({},),
+    }
 
 
 class DetokenizeRequest(StrictObject):
@@ -58,31 +68,18 @@ def add_tokenize_endpoints(app: FastAPI, service: Service, responses: Any) -> No
 
 
 def _tokenized(service: Service, request: TokenizeRequest) -> Response:
-    ids, session = _ids(service, request), service.session
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError("give either prompt or messages", param="prompt")
+    session, param = service.session, "prompt" if request.messages is None else "messages"
+    try:
+        ids = _prompt_ids(service, request) if param == "prompt" else _chat_ids(service, request)
+    except PassError as error:
+        raise ApiError(str(error), param=param) from None
     answer = {"count": len(ids), "max_model_len": session.capacity, "tokens": ids}
     texts = None
     if request.return_token_strs:
         texts = [session.tokenizer.id_to_token(token) for token in ids]
     return JSONResponse({**answer, "token_strs": texts})
-
-
-def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
-    vocabulary = service.session.manifest.model.vocab_size
-    if any(not 0 <= token < vocabulary for token in request.tokens):
-        raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
-    return JSONResponse({"prompt": service.session.decode(request.tokens)})
-
-
-def _ids(service: Service, request: TokenizeRequest) -> list[int]:
-    """Return the ids of the prompt or the messages. Raises ApiError if the request is invalid."""
-    check_supported(request)
-    if (request.prompt is None) == (request.messages is None):
-        raise ApiError("give either prompt or messages", param="prompt")
-    encode, param = (_prompt_ids, "prompt") if request.messages is None else (_chat_ids, "messages")
-    try:
-        return encode(service, request)
-    except PassError as error:
-        raise ApiError(str(error), param=param) from None
 
 
 def _prompt_ids(service: Service, request: TokenizeRequest) -> list[int]:
@@ -101,3 +98,10 @@ def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
     fields = request.model_dump(include=names, exclude_none=True)
     chat = ChatRequest.model_validate({"model": service.model, **fields})
     return service.parser.chat_ids(chat)
+
+
+def _detokenized(service: Service, request: DetokenizeRequest) -> Response:
+    vocabulary = service.session.manifest.model.vocab_size
+    if any(not 0 <= token < vocabulary for token in request.tokens):
+        raise ApiError(f"a token id is not in the vocabulary of {vocabulary}", param="tokens")
+    return JSONResponse({"prompt": service.session.decode(request.tokens)})

@@ -1,5 +1,4 @@
-"""Splits the model's turn into reasoning, content and tool calls while it is written. The text may
-come in pieces of any size: a reader holds back what may still become a marker or a call."""
+"""Splits the model's turn into reasoning, content and tool calls while it is written."""
 
 from __future__ import annotations
 
@@ -9,28 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ContentDelta:
-    """Text of the answer."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """Text of the model's reasoning."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCallStart:
-    """A call of a function, whose arguments follow."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class ArgumentsDelta:
-    """The next part of the arguments of the call that began last. They are a JSON object."""
+    """The next part of the arguments of the call that began last."""
 
     text: str
 
@@ -39,7 +32,6 @@ TurnDelta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 def overlap(text: str, marker: str) -> int:
-    """Return the length of the longest proper prefix of `marker` with which `text` ends."""
     limit = min(len(text), len(marker) - 1)
     return next((size for size in range(limit, 0, -1) if text.endswith(marker[:size])), 0)
 
@@ -48,8 +40,8 @@ REASONING_START, REASONING_END = "<think>", "</think>"
 
 
 class SteppedReader(ABC):
-    """Reads text that comes in pieces, with one `_step` for each part of it. _held: the text that
-    was pushed and is not read so far."""
+    """Reads text that comes in pieces of any size. _held: what was pushed and is not read so far,
+    as it may still become a marker or a call."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -64,13 +56,12 @@ class SteppedReader(ABC):
 
     @abstractmethod
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """Return the deltas of the text that was held back. Call it after the last `push`. cut:
-        whether the text ended in the middle of a turn."""
+        """Return the deltas of the text that was held back. cut: whether it ended in the middle of
+        a turn."""
 
     @abstractmethod
     def _step(self, deltas: list[TurnDelta]) -> bool:
-        """Read a part of `_held`, and add the deltas that are certain now. Return False if another
-        step would find nothing more to read."""
+        """Read a part of `_held`, and add its deltas. Return False if there is no more to read."""
 
 
 class ReasoningReader(SteppedReader):
@@ -79,8 +70,7 @@ class ReasoningReader(SteppedReader):
 
     def __init__(self, *, in_reasoning: bool) -> None:
         super().__init__()
-        # One of: beginning (before an opening marker), reasoning begins, reasoning, answer begins,
-        # answer. In a state "... begins", white space is skipped.
+        # Before an opening marker: "beginning". In "... begins", white space is skipped.
         self._state = "reasoning begins" if in_reasoning else "beginning"
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
@@ -88,6 +78,8 @@ class ReasoningReader(SteppedReader):
         if cut and self._state == "beginning" and len(held.strip()) > 1:
             return []  # an opening marker that was cut off; a single "<" may begin anything
         if self._state.startswith("reasoning"):
+            if cut and "<" in held and REASONING_END.startswith(held[held.rindex("<") :]):
+                held = held[: held.rindex("<")]  # a closing marker that was cut off
             held = held.rstrip()
             return [ReasoningDelta(held)] if held else []
         return [ContentDelta(held)] if held and self._state != "answer begins" else []
@@ -132,9 +124,8 @@ class ReasoningReader(SteppedReader):
 
 
 class TurnReader:
-    """Splits a turn into reasoning, content and calls. reasoning, calls: the readers of these
-    parts; None if the turn cannot have the part. only_calls: whether nothing but calls may follow
-    the reasoning; text beside the calls then belongs to their format, and is dropped."""
+    """Splits a turn into reasoning, content and calls. reasoning, calls: None if the turn cannot
+    have the part. only_calls: whether text beside calls belongs to their format, and is dropped."""
 
     def __init__(
         self,
@@ -152,7 +143,7 @@ class TurnReader:
         )
 
     def finish(self, *, cut: bool = False) -> list[TurnDelta]:
-        """Return the deltas of the text that was held back, as `SteppedReader.finish` does."""
+        """As `SteppedReader.finish`."""
         held = [] if self._reasoning is None else self._reasoning.finish(cut=cut)
         deltas = self._read_calls(held)
         if self._calls is not None:
@@ -160,7 +151,6 @@ class TurnReader:
         return deltas
 
     def _read_calls(self, deltas: list[TurnDelta]) -> list[TurnDelta]:
-        """Return the deltas, with the content among them split further into content and calls."""
         if self._calls is None:
             return deltas
         split: list[TurnDelta] = []
@@ -172,7 +162,6 @@ class TurnReader:
         return split
 
     def _allowed(self, deltas: list[TurnDelta]) -> list[TurnDelta]:
-        """Return the deltas of the reader of calls, without content if only calls may come."""
         return [
             each for each in deltas if not (self._only_calls and isinstance(each, ContentDelta))
         ]

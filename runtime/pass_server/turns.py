@@ -1,5 +1,4 @@
-"""What is particular to chats: the messages for the chat template, the format in which the model
-writes reasoning and tool calls, and the constraint of its turn."""
+"""Chats: messages for the template, the format of the model's turn, and its constraint."""
 
 from __future__ import annotations
 
@@ -13,18 +12,17 @@ from tokenizers import Tokenizer
 
 from pass_runtime import Constraint, Session
 from pass_server.api_error import ApiError, not_supported
-from pass_server.call_formats import FORMATS, CallFormat, Function, format_of
-from pass_server.fields import (
+from pass_server.schemas import (
     AssistantMessage,
-    ChatMessage,
+    ChatRequest,
     NamedChoice,
     ToolCall,
     ToolMessage,
     UserMessage,
     texts_of,
 )
-from pass_server.schemas import ChatRequest
 from pass_server.serve_options import ServeOptions
+from pass_server.tool_calls import FORMATS, CallFormat, Function, format_of
 from pass_server.turn_reader import REASONING_END, REASONING_START, ReasoningReader, TurnReader
 
 RESERVED_VARIABLES = (
@@ -35,74 +33,65 @@ RESERVED_VARIABLES = (
     "bos_token",
     "eos_token",
 )
-"""Variables of chat templates that clients cannot set. `ChatTemplate.tokens` has further ones."""
+"""Variables of chat templates that clients cannot set, besides special tokens."""
 
 
 def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
-    """Return the messages for the chat template. calls: whether the template takes tool calls and
-    their results. Raises ApiError if a message is invalid."""
-    names: dict[str, str] = {}
+    """Return the messages for the chat template. calls: whether it takes tool calls. Raises
+    ApiError if a message is invalid."""
+    names: dict[str, str] = {}  # of functions, by the ids of calls
     messages = []
     for i, message in enumerate(request.messages):
         path = f"messages.{i}."
-        if not calls and (isinstance(message, ToolMessage) or _calls(message)):
-            param = path + ("role" if isinstance(message, ToolMessage) else "tool_calls")
+        is_result = isinstance(message, ToolMessage)
+        if not calls and (is_result or getattr(message, "tool_calls", None)):
+            param = path + ("role" if is_result else "tool_calls")
             problem = "this model takes no tool calls"
             raise ApiError(problem, param=param, code="unsupported_parameter")
-        messages.append(_message(message, path, names))
+        fields: dict[str, Any] = {"role": message.role}
+        if message.content is not None:
+            fields["content"] = "\n".join(texts_of(message.content, path + "content"))
+        if isinstance(message, UserMessage):
+            fields["role"] = "system" if message.role == "developer" else message.role
+        elif isinstance(message, ToolMessage):
+            if message.tool_call_id not in names:
+                problem = f"{path}tool_call_id must be the id of a call in an earlier message"
+                raise ApiError(problem, param=path + "tool_call_id")
+            name = names[message.tool_call_id]
+            if message.name not in (None, name):
+                raise ApiError(
+                    f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is of "
+                    f"the function {name!r}: leave name out, or correct tool_call_id",
+                    param=path + "name",
+                )
+            fields |= {"tool_call_id": message.tool_call_id, "name": name}
+        else:
+            if message.content is None and not (message.tool_calls or message.reasoning_content):
+                problem = f"{path}content: a message needs text, reasoning_content or tool_calls"
+                raise ApiError(problem, param=path + "content")
+            if message.reasoning_content:
+                fields["reasoning_content"] = message.reasoning_content
+            if message.tool_calls:
+                fields["tool_calls"] = [_call(call) for call in message.tool_calls]
+                names |= {call.id: call.function.name for call in message.tool_calls}
+        messages.append(fields)
     return messages
 
 
 def chat_texts(request: ChatRequest) -> Iterator[str]:
-    """Yield all texts of a chat that its prompt may contain: contents, reasoning, calls, tools."""
+    """Yield all texts of a chat that its prompt may contain."""
     for i, message in enumerate(request.messages):
         yield from texts_of(message.content, f"messages.{i}.content")
         if isinstance(message, AssistantMessage):
             yield message.reasoning_content or ""
-        yield from (call.function.arguments for call in _calls(message))
+            yield from (call.function.arguments for call in message.tool_calls or ())
     for tool in request.tools or ():
         yield json.dumps(tool.model_dump(), ensure_ascii=False)
 
 
-def _message(message: ChatMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    """Return a message for the chat template, and add its calls to `names`, the function of each
-    call so far by the call's id. path: where the message is in the request, as `messages.2.`."""
-    fields: dict[str, Any] = {"role": message.role}
-    if message.content is not None:
-        fields["content"] = "\n".join(texts_of(message.content, path + "content"))
-    if isinstance(message, UserMessage):
-        fields["role"] = "system" if message.role == "developer" else message.role
-    elif isinstance(message, ToolMessage):
-        if message.tool_call_id not in names:
-            problem = f"{path}tool_call_id must be the id of a call in an earlier message"
-            raise ApiError(problem, param=path + "tool_call_id")
-        name = names[message.tool_call_id]
-        if message.name not in (None, name):
-            raise ApiError(
-                f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is of "
-                f"the function {name!r}: leave name out, or correct tool_call_id",
-                param=path + "name",
-            )
-        fields |= {"tool_call_id": message.tool_call_id, "name": name}
-    else:  # a message of the model
-        if message.content is None and not (message.tool_calls or message.reasoning_content):
-            problem = f"{path}content: a message needs text, reasoning_content or tool_calls"
-            raise ApiError(problem, param=path + "content")
-        if message.reasoning_content:
-            fields["reasoning_content"] = message.reasoning_content
-        if message.tool_calls:
-            fields["tool_calls"] = [_call(call) for call in message.tool_calls]
-            names |= {call.id: call.function.name for call in message.tool_calls}
-    return fields
-
-
-def _calls(message: ChatMessage) -> list[ToolCall]:
-    return message.tool_calls or [] if isinstance(message, AssistantMessage) else []
-
-
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Return a call for the chat template, which expects an object as `arguments`. Other text, such
-    as cut-off JSON, becomes `written_arguments`, lest all later requests of the chat fail."""
+    """Return a call for the chat template, with `written_arguments` if they are no object: else all
+    later requests of the chat would fail."""
     function: dict[str, Any] = {"name": call.function.name}
     try:
         arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
@@ -119,11 +108,9 @@ def _call(call: ToolCall) -> dict[str, Any]:
 class TurnFormat:
     """How the model's turn is read.
 
-    has_reasoning: whether the turn may have reasoning before the rest. in_reasoning: whether the
-    prompt ends with the marker that opens reasoning. calls: the format of tool calls; None if the
-    turn cannot have any. names: the functions that may be called. marker_tokens: the ids of markers
-    that are special tokens. only_calls: whether nothing but calls may follow the reasoning.
-    """
+    in_reasoning: whether the prompt opens the reasoning. calls: None if the turn cannot have any.
+    names: the functions that may be called. marker_tokens: the ids of markers that are special
+    tokens. only_calls: whether nothing but calls may follow the reasoning."""
 
     has_reasoning: bool
     in_reasoning: bool
@@ -133,16 +120,14 @@ class TurnFormat:
     only_calls: bool = False
 
     def reader(self) -> TurnReader:
-        """Return a reader for one turn."""
         reasoning = ReasoningReader(in_reasoning=self.in_reasoning) if self.has_reasoning else None
         calls = None if self.calls is None else self.calls.reader(self.names)
         return TurnReader(reasoning, calls, only_calls=self.only_calls)
 
 
 class ChatFormat:
-    """How the model writes reasoning and tool calls, according to the server's options or, if they
-    are `auto`, to the chat template. has_reasoning: whether a turn may have reasoning. calls: the
-    format of tool calls; None if the model has none that the server reads."""
+    """How the model writes reasoning and tool calls, by the server's options or the chat template.
+    calls: None if the model has no format that the server reads."""
 
     def __init__(self, session: Session, options: ServeOptions) -> None:
         self._session = session
@@ -158,9 +143,20 @@ class ChatFormat:
             self.calls = format_of(template.tool_use_source)
 
     def variables(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the variables for the chat template besides messages. Raises ApiError if the
-        request sets one that the template does not read, or if its tools are invalid."""
-        self._check_tools(request)
+        """Return the variables for the chat template besides messages. Raises ApiError if it does
+        not read one, or if the tools are invalid."""
+        chosen, tools = request.tool_choice, request.tools or []
+        names = [tool.function.name for tool in tools]
+        if tools and self.calls is None and chosen != "none":
+            why = "the model's chat template has no format of tool calls that this server knows"
+            raise not_supported("tools", tools, why)
+        if not tools and chosen not in (None, "none", "auto"):
+            raise not_supported("tool_choice", chosen, "there are no tools to choose from")
+        if len(set(names)) < len(names):
+            raise ApiError("two tools have the same name", param="tools")
+        if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
+            problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
+            raise ApiError(problem, param="tool_choice")
         variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
         template = self._session.chat_template
         for name, value in variables.items():
@@ -176,11 +172,9 @@ class ChatFormat:
         return variables
 
     def turn_format(self, request: ChatRequest, prompt: Sequence[int]) -> TurnFormat | None:
-        """Return how the turn after `prompt` (token ids) is read; None if all of it is content."""
         calls = self.calls if request.tools and request.tool_choice != "none" else None
         if calls is None and not self.has_reasoning:
             return None
-        # The last few tokens are enough to find a marker at the end of the prompt.
         prompt_end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
         markers = (
             *(calls.markers if calls else ()),
@@ -200,8 +194,7 @@ class ChatFormat:
     def constraint(
         self, request: ChatRequest, turn: TurnFormat | None, requested: Constraint | None
     ) -> Constraint | None:
-        """Return the constraint of the whole turn. requested: the one that the request sets for the
-        content; None if it sets none."""
+        """Return the constraint of the whole turn. requested: that of the content."""
         if turn is None:
             return requested
         terminal = marker_terminals(self._session.tokenizer)
@@ -222,23 +215,8 @@ class ChatFormat:
             in_reasoning=turn.in_reasoning,
         )
 
-    def _check_tools(self, request: ChatRequest) -> None:
-        chosen, tools = request.tool_choice, request.tools or []
-        names = [tool.function.name for tool in tools]
-        if tools and self.calls is None and chosen != "none":
-            why = "the model's chat template has no format of tool calls that this server knows"
-            raise not_supported("tools", tools, why)
-        if not tools and chosen not in (None, "none", "auto"):
-            raise not_supported("tool_choice", chosen, "there are no tools to choose from")
-        if len(set(names)) < len(names):
-            raise ApiError("two tools have the same name", param="tools")
-        if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
-            problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
-            raise ApiError(problem, param="tool_choice")
-
 
 def _functions(request: ChatRequest) -> list[Function]:
-    """Return the functions that `tool_choice` lets the model call."""
     chosen = request.tool_choice
     return [
         Function(tool.function.name, tool.function.parameters or {})
@@ -248,8 +226,7 @@ def _functions(request: ChatRequest) -> list[Function]:
 
 
 def marker_terminals(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """Return a function that returns the terminal of a marker in a Lark grammar: the added token
-    with this text if there is one, else a string."""
+    """Return a function from a marker to its terminal in Lark: the added token, or a string."""
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     return lambda marker: (
         f"<[{ids[marker]}]>" if marker in ids else json.dumps(marker, ensure_ascii=False)
@@ -262,8 +239,8 @@ def turn_grammar(
     has_reasoning: bool = False,
     in_reasoning: bool = False,
 ) -> Constraint:
-    """Return the constraint of a turn that matches one of these Lark rules (`name: ...`), after any
-    text as reasoning if `has_reasoning`. in_reasoning: whether the prompt opens the reasoning."""
+    """Return the constraint of a turn that matches one of these Lark rules (`name: ...`), after
+    reasoning if `has_reasoning`."""
     turn = " | ".join(rule.partition(":")[0] for rule in rules)
     lines = [f"turn: {turn}", *rules]
     if not has_reasoning:

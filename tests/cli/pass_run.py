@@ -1,5 +1,4 @@
-"""Helpers that run pass-run for the tests: in the process of the test, or in a process of its own,
-which is slower, if the process itself is tested. They also write and read .jsonl files."""
+"""Helpers that run pass-run, in this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -20,6 +19,8 @@ from pathlib import Path
 from changed_pass_run import held_pass_run, slow_pass_run
 from click.testing import CliRunner, Result
 
+from pass_runtime.bundle.integrity import file_info
+from pass_runtime.bundle.manifest import digest_of
 from pass_runtime.cli.main import main
 
 PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
@@ -31,10 +32,7 @@ SLOW_PASS_RUN = slow_pass_run(0.05)
 
 
 class Terminal:
-    """A command that runs in a pseudo-terminal, with methods to type and to read the output.
-
-    shown: what the command has written since the text of the last `wait_for`.
-    """
+    """A command in a pseudo-terminal. shown: what it has written since the last `wait_for`."""
 
     def __init__(self, *arguments: object, command: list[str] = PASS_RUN) -> None:
         self._master, slave = pty.openpty()
@@ -65,15 +63,13 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, text: str) -> str:
-        """Wait until the command has written `text`. Return what it wrote since the last call, up
-        to and including `text`."""
+        """Wait for `text`. Return what was written since the last call, `text` included."""
         while text not in self.shown:
             self._read(f"{text!r} did not come")
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
     def wait_for_characters(self, count: int) -> None:
-        """Wait until the command has written `count` characters since the last `wait_for`."""
         while len(self.shown) < count:
             self._read(f"{count} characters did not come")
 
@@ -92,7 +88,6 @@ class Terminal:
 
 
 def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
     command = [*PASS_RUN, *map(str, arguments)]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=120, check=False
@@ -100,8 +95,7 @@ def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedP
 
 
 def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
-    """Run the command in this process. An exception of the command other than SystemExit is raised
-    here."""
+    """Run the command in this process. Raises its exceptions but SystemExit."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
@@ -113,35 +107,50 @@ def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
 
 
 def output(*arguments: object, stdin: str | bytes = "") -> str:
-    """Run a command that must succeed, and return its standard output."""
     result = pass_run(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 def assert_refused(status: int, stdout: str, stderr: str) -> str:
-    """Assert that a command ended with status 2 and wrote nothing but one line, an error, to
-    stderr. Return the line."""
+    """Assert status 2 and one line on stderr, an error. Return the line."""
     assert (status, stdout) == (2, ""), stderr
     assert re.fullmatch("error: .+\n", stderr), stderr
     return stderr
 
 
 def refusal(*arguments: object, stdin: str | bytes = "") -> str:
-    """Run a command that must be refused, and return its error, one line."""
     result = pass_run(*arguments, stdin=stdin)
     return assert_refused(result.exit_code, result.stdout, result.stderr)
 
 
 def bundle_copy(bundle: Path, target: Path, *, without: str = "") -> Path:
-    """Make a copy of a bundle at `target`, whose files are links, and return `target`.
-
-    without: the name of a file that is left out, because the caller writes another one.
-    """
+    """Make a copy of links of a bundle, without the file `without`. Return `target`."""
     target.mkdir()
     for file in bundle.iterdir():
         if file.name != without:
             (target / file.name).symlink_to(file)
+    return target
+
+
+def changed_bundle(
+    bundle: Path, target: Path, *, template: str | None = "", **of_model: object
+) -> Path:
+    """Make a copy of a bundle with other fields of its model, and another chat template: "" for the
+    same, None for none."""
+    bundle_copy(bundle, target, without="pass_config.json")
+    manifest = json.loads((bundle / "pass_config.json").read_text())
+    manifest["model"] |= of_model
+    if template != "":
+        (target / "chat_template.jinja").unlink()
+        del manifest["files"]["chat_template.jinja"]
+    if template:
+        (target / "chat_template.jinja").write_text(template)
+        manifest["files"]["chat_template.jinja"] = file_info(
+            target / "chat_template.jinja"
+        ).model_dump()
+    manifest["digest"] = digest_of(manifest)
+    (target / "pass_config.json").write_text(json.dumps(manifest))
     return target
 
 
@@ -158,10 +167,8 @@ def read_jsonl(path: Path) -> list[dict]:
 def held_batch(
     lines: int, bundle: Path, requests: Path, results: Path, *flags: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run `pass-run batch`, and yield its process when it has written `lines` lines of results.
-
-    It then begins no further pass, so that a signal always arrives in the middle of a batch.
-    """
+    """Run `pass-run batch`, and yield its process when it has written `lines` results. It begins no
+    further pass."""
     command = held_pass_run(results.parent, results.name, lines)
     arguments = ("batch", bundle, requests, results, *flags, "--max-batch-size", "1")
     with subprocess.Popen(

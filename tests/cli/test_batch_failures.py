@@ -1,5 +1,4 @@
-"""pass-run batch when requests or sessions fail unexpectedly: the line's result has the error, and
-all other lines are answered."""
+"""pass-run batch when requests or sessions fail: all other lines are answered."""
 
 from __future__ import annotations
 
@@ -7,15 +6,16 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pass_run import output, pass_run, read_jsonl, refusal, write_jsonl
 from replacing import export_again
-from test_batch import FLAGS
+from test_batch import FLAGS, answers
 
 from pass_runtime.cli.prompt_io import read_lines
-from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.engine import Engine
 from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.session import Session
 
@@ -40,19 +40,7 @@ def poison_ids(tiny_bundle: Path) -> tuple[int, ...]:
         return tuple(session.encode(POISON))
 
 
-def assert_only_poison_failed(results: Path) -> None:
-    """Assert that all lines have an answer but POISON's, whose result has the exception's type and
-    message, in one line."""
-    answered = [result for result in read_jsonl(results) if "error" not in result]
-    assert [result["id"] for result in answered] == PROMPTS
-    assert all(len(result["token_ids"]) == 6 for result in answered)
-    (failed,) = [result for result in read_jsonl(results) if "error" in result]
-    assert (failed["error"], failed["unexpected"]) == ("ValueError: no two", True)
-
-
-def test_a_request_whose_prompt_cannot_be_encoded(
-    tiny_bundle: Path, tmp_path: Path, requests: Path, monkeypatch: pytest.MonkeyPatch
-):
+def fail_encoding(monkeypatch: pytest.MonkeyPatch, _: tuple[int, ...]) -> None:
     encode = Session.encode
 
     def failing(session: Session, text: str) -> list[int]:
@@ -60,66 +48,61 @@ def test_a_request_whose_prompt_cannot_be_encoded(
             raise ValueError("no\ntwo")
         return encode(session, text)
 
-    results = tmp_path / "out.jsonl"
-    command = ("batch", tiny_bundle, requests, results, *FLAGS)
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "encode", failing)
-        done = pass_run(*command, "--max-batch-size", "2")
-    assert done.exit_code == 1 and "1 failed" in done.stderr
-    assert_only_poison_failed(results)
-    assert pass_run(*command).exit_code == 1  # the failed line is not done again
-    output(*command, "--retry-failed")
-    assert not any("error" in result for result in read_jsonl(results))
+    monkeypatch.setattr(Session, "encode", failing)
 
 
-def test_a_request_that_fails_while_it_decodes(
-    tiny_bundle: Path,
-    tmp_path: Path,
-    requests: Path,
-    poison_ids: tuple[int, ...],
-    monkeypatch: pytest.MonkeyPatch,
-):
-    write_tokens = SequenceState.write
+def fail_writing(monkeypatch: pytest.MonkeyPatch, poison_ids: tuple[int, ...]) -> None:
+    write = SequenceState.write
 
     def failing(sequence: SequenceState, *args: object) -> None:
         if sequence.request.prompt_ids == poison_ids:
             raise ValueError("no\ntwo")
-        write_tokens(sequence, *args)
+        write(sequence, *args)
 
     monkeypatch.setattr(SequenceState, "write", failing)
-    results = tmp_path / "out.jsonl"
-    assert pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 1
-    assert_only_poison_failed(results)
 
 
-def fail_sessions(monkeypatch: pytest.MonkeyPatch, fatal_prompts: set[tuple[int, ...]]) -> None:
-    """Make the worker, and with it the session, fail at a step with one of these prompts."""
-    step = Scheduler.step
+def fail_sessions(monkeypatch: pytest.MonkeyPatch, poison_ids: tuple[int, ...]) -> None:
+    """Make the session fail at a step with this prompt."""
+    step = Engine.step
 
-    def failing(scheduler: Scheduler) -> None:
-        sequences = [*scheduler.waiting, *(slot.sequence for slot in scheduler.runner.busy)]
-        if any(each.request.prompt_ids in fatal_prompts for each in sequences if each is not None):
+    def failing(engine: Engine) -> None:
+        sequences = [*engine.waiting, *(slot.sequence for slot in engine.slots)]
+        if any(each.request.prompt_ids == poison_ids for each in sequences if each is not None):
             raise ValueError("no\ntwo")
-        step(scheduler)
+        step(engine)
 
-    monkeypatch.setattr(Scheduler, "step", failing)
+    monkeypatch.setattr(Engine, "step", failing)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("slots", ["1", "4"])
-def test_a_session_that_fails_is_opened_again(
+@pytest.mark.parametrize(
+    ("fail", "slots"),
+    [(fail_encoding, 2), (fail_writing, 2), (fail_sessions, 1), (fail_sessions, 4)],
+)
+def test_a_request_that_fails_fails_no_other(
     tiny_bundle: Path,
     tmp_path: Path,
     requests: Path,
     poison_ids: tuple[int, ...],
-    slots: str,
     monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[[pytest.MonkeyPatch, tuple[int, ...]], None],
+    slots: int,
 ):
-    fail_sessions(monkeypatch, {poison_ids})
     results = tmp_path / "out.jsonl"
-    flags = (*FLAGS, "--max-batch-size", slots)
-    assert pass_run("batch", tiny_bundle, requests, results, *flags).exit_code == 1
-    assert_only_poison_failed(results)
+    command = ("batch", tiny_bundle, requests, results, *FLAGS)
+    with monkeypatch.context() as patched:
+        fail(patched, poison_ids)
+        done = pass_run(*command, "--max-batch-size", slots)
+    assert done.exit_code == 1 and "1 failed" in done.stderr
+    answered = [result for result in read_jsonl(results) if "error" not in result]
+    assert [result["id"] for result in answered] == PROMPTS
+    assert all(len(result["token_ids"]) == 6 for result in answered)
+    (failed,) = [result for result in read_jsonl(results) if "error" in result]
+    assert (failed["error"], failed["unexpected"]) == ("ValueError: no two", True)
+    assert pass_run(*command).exit_code == 1  # the failed line is not done again
+    output(*command, "--retry-failed")
+    assert not any("error" in result for result in read_jsonl(results))
 
 
 @pytest.mark.slow
@@ -127,13 +110,12 @@ def test_a_session_that_fails_is_opened_again(
 def test_sessions_that_fail_one_after_another_end_the_run(
     tiny_bundle: Path, tmp_path: Path, poison_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """Lines whose session failed have errors, and a later run does them again and goes on."""
     requests = write_jsonl(
         tmp_path / "in.jsonl", {"prompt": "a"}, *({"prompt": POISON},) * 8, {"prompt": "b"}
     )
     results = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
-        fail_sessions(patched, {poison_ids})
+        fail_sessions(patched, poison_ids)
         line = refusal("batch", tiny_bundle, requests, results, *FLAGS, "--max-batch-size", "1")
     assert "failed 3 times in a row, the last time at line 4: ValueError: no two" in line
     assert "run again" in line
@@ -151,14 +133,13 @@ def test_no_run_mixes_the_texts_of_two_bundles(
     poison_ids: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A session fails after its bundle was exported again, so that the next one would be another
-    model's."""
+    """A session fails after its bundle was exported again."""
     bundle, results = tmp_path / "bundle", tmp_path / "out.jsonl"
     shutil.copytree(tiny_bundle, bundle)
     close = Session.close
     command = ("batch", bundle, requests, results, *FLAGS, "--max-batch-size", "1")
     with monkeypatch.context() as patched:
-        fail_sessions(patched, {poison_ids})
+        fail_sessions(patched, poison_ids)
         patched.setattr(
             Session, "close", lambda each: (close(each), export_again(bundle, random_bundle))
         )
@@ -200,29 +181,22 @@ def test_a_batch_with_many_slots_does_not_overfill_the_queue(tiny_bundle: Path, 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" + "0" * 5000])
 def test_an_id_that_is_not_json(tiny_bundle: Path, tmp_path: Path, number: str):
-    requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    requests.write_text(
-        f'{{"prompt": "a", "id": {{"of": [{number}]}}}}\n{{"prompt": "a", "id": 7}}\n'
-    )
-    assert pass_run("batch", tiny_bundle, requests, results, *FLAGS).exit_code == 0
+    line = f'{{"prompt": "a", "id": {{"of": [{number}]}}}}'
+    answers(tiny_bundle, tmp_path, line, {"prompt": "a", "id": 7})
     first, second = (
         json.loads(line, parse_constant=sys.exit)  # which fails on NaN and Infinity
-        for line in results.read_text().splitlines()
+        for line in (tmp_path / "out.jsonl").read_text().splitlines()
     )
     assert "JSON" in first["error"] and "id" not in first
     assert second["id"] == 7 and len(second["token_ids"]) == 6
 
 
 def test_messages_have_the_roles_that_the_server_accepts(tiny_bundle: Path, tmp_path: Path):
-    conversations = [
-        [{"role": role, "content": "fox"}] for role in ("pirate", "tool", "developer", "system")
+    lines = [
+        {"messages": [{"role": role, "content": "fox"}]}
+        for role in ("pirate", "tool", "developer", "system")
     ]
-    requests = write_jsonl(
-        tmp_path / "in.jsonl", *({"messages": messages} for messages in conversations)
-    )
-    results = tmp_path / "out.jsonl"
-    output("batch", tiny_bundle, requests, results, *FLAGS)
-    pirate, tool, developer, system = read_jsonl(results)
+    pirate, tool, developer, system = answers(tiny_bundle, tmp_path, *lines)
     assert "messages.0.role" in pirate["error"] and "'developer'" in tool["error"]
     assert developer["prompt_ids"] == system["prompt_ids"]
 

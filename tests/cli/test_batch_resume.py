@@ -1,5 +1,5 @@
-"""pass-run batch with results of an earlier run: a stopped batch continues where it stopped, and
-the results of other requests are left alone."""
+"""pass-run batch continues a run that was stopped, and leaves the results of other requests
+alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from pass_run import bundle_copy, held_batch, pass_run, process, read_jsonl, refusal, write_jsonl
+from pass_run import (
+    bundle_copy,
+    changed_bundle,
+    held_batch,
+    pass_run,
+    process,
+    read_jsonl,
+    refusal,
+    write_jsonl,
+)
 
 FLAGS = tuple(
     shlex.split("--max-new-tokens 6 --ignore-eos --plan two-pass --temperature 1 --seed 3")
@@ -27,21 +36,18 @@ def requests(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole(tiny_bundle: Path, requests: Path, tmp_path: Path) -> Path:
-    """The results of an uninterrupted run."""
     path = tmp_path / "whole.jsonl"
     run(tiny_bundle, requests, path)
     return path
 
 
 def run(bundle: Path, requests: Path, results: Path, *flags: str) -> str:
-    """Run a batch that must succeed, and return its stderr."""
     done = pass_run("batch", bundle, requests, results, *FLAGS, *flags)
     assert done.exit_code == 0, done.stderr
     return done.stderr
 
 
 def content(results: Path) -> list[dict]:
-    """Return the results, with only those statistics that are the same in every run."""
     lines = read_jsonl(results)
     for line in lines:
         if "stats" in line:
@@ -70,7 +76,7 @@ def test_a_killed_batch_continues(tiny_bundle: Path, requests: Path, whole: Path
 def test_an_incomplete_last_line_is_done_again(
     tiny_bundle: Path, requests: Path, whole: Path, tmp_path: Path, kept: int, torn: int
 ):
-    """kept: how many whole lines come before that line. torn: how many of its bytes are there."""
+    """kept: whole lines before it. torn: how many of its bytes are there."""
     lines = whole.read_bytes().splitlines(keepends=True)
     results = tmp_path / "out.jsonl"
     results.write_bytes(b"".join(lines[:kept]) + lines[kept][:torn])
@@ -134,16 +140,13 @@ def test_a_requests_file_named_as_results_is_not_emptied(tiny_bundle: Path, tmp_
 def test_results_of_another_bundle_are_refused(
     tiny_bundle: Path, random_bundle: Path, requests: Path, whole: Path, tmp_path: Path, change: str
 ):
-    """Even if the model and its vocabulary are the same."""
-    name = "chat_template.jinja" if change == "template" else "pass_config.json"
-    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without=name)
-    if change == "template":
-        (copy / name).write_text("{{ messages[0].content }}")
+    if change == "look-ahead rows":
+        bundle = random_bundle
+    elif change == "template":
+        bundle = bundle_copy(tiny_bundle, tmp_path / "copy", without="chat_template.jinja")
+        (bundle / "chat_template.jinja").write_text("{{ messages[0].content }}")
     else:
-        manifest = json.loads((tiny_bundle / name).read_text())
-        manifest["model"]["eos_token_ids"] = [5]
-        (copy / name).write_text(json.dumps(manifest))
-    bundle = random_bundle if change == "look-ahead rows" else copy
+        bundle = changed_bundle(tiny_bundle, tmp_path / "copy", eos_token_ids=[5])
     assert "or of another bundle" in refusal("batch", bundle, requests, whole, *FLAGS)
 
 
@@ -165,8 +168,8 @@ def test_a_second_run_is_refused_and_a_killed_run_leaves_no_lock(
 
 @pytest.fixture
 def answers(whole: Path) -> list[dict]:
-    """Replace the results of lines 2, 5 and 6 of `whole` by errors, as if they had failed in an
-    earlier run. Return the results from before. (Line 3 fails in every run.)"""
+    """Make the results of lines 2, 5 and 6 of `whole` errors. Return those from before. (Line 3
+    always fails.)"""
     before = content(whole)
     lines = read_jsonl(whole)
     for i in (1, 4, 5):
@@ -213,8 +216,7 @@ def test_an_interrupted_retry_keeps_its_results_in_order(
 def test_a_killed_retry_keeps_its_results(
     tiny_bundle: Path, requests: Path, whole: Path, answers: list[dict], tmp_path: Path
 ):
-    """A killed run with --retry-failed leaves its results at the end of the file. The next run
-    sorts them."""
+    """They are at the end of the file, and the next run sorts them."""
     with held_batch(9, tiny_bundle, requests, whole, *FLAGS, "--retry-failed") as running:
         second = process("batch", tiny_bundle, requests, whole, *FLAGS)
         assert running.poll() is None
@@ -232,7 +234,7 @@ def test_a_killed_retry_keeps_its_results(
 
 
 def test_a_killed_retry_of_the_last_line(tiny_bundle: Path, requests: Path, whole: Path):
-    """The file is in order, but has two results of the last line: the error and the new one."""
+    """The file is in order, but has two results of the last line."""
     *others, last = read_jsonl(whole)
     failed = {key: last[key] for key in ("line", "request")} | {"error": "out of memory"}
     expected = whole.read_text()

@@ -1,5 +1,4 @@
-"""pass-run bench: its report, the prompts, and the order of what is timed. The figures themselves
-depend on the machine; test_bench_rows.py tests bench --rows."""
+"""pass-run bench: its report, the prompts, and the order of what is timed."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ from pass_runtime.measuring.real_use import (
     read_prompt_set,
 )
 from pass_runtime.options import GenerateOptions
-from pass_runtime.tuning.tuner import Tuners
+from pass_runtime.tuning.auto import Auto
 
 QUICK = ("--max-new-tokens", "8", "--repeat", "2")
 BAR = "\N{FULL BLOCK}"
@@ -40,15 +39,12 @@ BAR = "\N{FULL BLOCK}"
 
 
 def report_of(bundle: Path, flags: str, *more: object) -> dict:
-    """Return the report that `bench --json` prints. flags: as in a shell."""
     return json.loads(output("bench", bundle, *shlex.split(flags), *more, "--json"))
 
 
 def measure(bundle: Path, *, slots: int = 1, save=None, sampling=None, **options) -> dict:
-    """Compare plans, greedily by default, without the command. Return the report.
-
-    save: gets the report after every round. options: fields of BenchOptions.
-    """
+    """Compare plans, greedily by default. save: gets the report after every round. options: of
+    BenchOptions."""
     with load(bundle, threads=1, max_batch_size=slots, prefix_cache=False) as session:
         options = BenchOptions(sampling or SamplingParams(0.0), **options)
         return run_bench(session, options, *([save] if save else []))
@@ -75,7 +71,6 @@ def test_the_output_file_has_the_report_that_is_printed(tiny_bundle: Path, tmp_p
 
 @pytest.mark.slow
 def test_html_output_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
-    """Tables, a bar for each plan, and the closing sentence; with --rows, a table of windows."""
     page = tmp_path / "bench.html"
     printed = output("bench", tiny_bundle, *QUICK, "-o", page)
     bars = [line for line in printed.splitlines() if BAR in line]
@@ -90,8 +85,6 @@ def test_html_output_has_what_is_printed(tiny_bundle: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_default_prompts_and_plans(tiny_bundle: Path):
-    """Nine prompts and three plans are compared: in tables of 80 columns, with the result in a
-    sentence at the end."""
     prompts = read_prompt_set(FIRST_LOOK_PROMPTS)
     assert [prompt.kind for prompt in prompts] == [kind for kind in CORE_KINDS for _ in range(3)]
     text = output("bench", tiny_bundle, "--max-new-tokens", "8", "--repeat", "1")
@@ -131,8 +124,7 @@ def test_figures_are_given_by_prompt(tiny_bundle: Path):
 def test_plans_take_turns_at_every_prompt(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, batches
 ):
-    """Of the three rounds of two repeats, the first warms up. With --batch, a turn is of several
-    prompts, which begin together."""
+    """The first of three rounds warms up. With --batch, a turn is of several prompts."""
     turns, run = [], Contender.run
 
     def recorded(self, session, prompts):
@@ -193,7 +185,6 @@ def test_a_near_tie_is_excused_only_where_rows_may_round_differently(
 
 
 def test_the_printed_table_has_rows_breakdown_and_bars(tiny_bundle: Path):
-    """Each plan has a row, a row of the breakdown, and a bar."""
     flags = shlex.split("-p hello --lookahead 2 --lookahead 4 --breakdown")
     table, rest = output("bench", tiny_bundle, *QUICK, *flags).split("look-ahead embeddings: ")
     words = "plan tokens/s ratio tau ar host trunk tail cost measured predicted"
@@ -219,27 +210,25 @@ def test_a_plan_given_twice_is_measured_once(random_bundle: Path):
 
 
 def test_auto_probes_before_any_round(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """`auto` times passes at every batch size up to the largest, with the sampler that is
-    measured."""
-    calls, probe, run = [], Tuners._times, Contender.run
+    calls, timed, run = [], Auto.timed, Contender.run
 
-    def probed(self, sampler, batch=1):
-        calls.append((sampler, batch))
-        return probe(self, sampler, batch)
+    def recorded(self, batch, *seconds):
+        calls.append((batch.sampler, batch.size))
+        timed(self, batch, *seconds)
 
-    monkeypatch.setattr(Tuners, "_times", probed)
+    monkeypatch.setattr(Auto, "timed", recorded)
     monkeypatch.setattr(
         Contender, "run", lambda *arguments: (calls.append("round"), run(*arguments))[1]
     )
     sampling = SamplingParams(temperature=0.8, top_k=5, seed=1)
     options = {"plans": ("ar", "auto"), "batches": (4,), "repeat": 1, "prompts": ("a",)}
     measure(tiny_bundle, slots=4, sampling=sampling, max_new_tokens=8, **options)
+    calls = [call for call, _ in groupby(calls)][:3] + [call for call in calls if call == "round"]
     assert calls == [("truncated", 1), ("truncated", 2), ("truncated", 4), *["round"] * 4]
 
 
 def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """`auto` may need more passes for the same text in one round than in another. Here a plan
-    without drafts runs in the first round, and one with drafts in the second."""
+    """The first round has no drafts here, the second has some."""
     run = Contender.run
 
     def other_plan(self, session, prompts):
@@ -261,8 +250,7 @@ def test_passes_of_every_round_are_counted(tiny_bundle: Path, monkeypatch: pytes
 @pytest.mark.parametrize("batch", ["", "--batch 3"])
 @pytest.mark.parametrize("sampling", ["", "--temperature 0.8 --top-k 50 --top-p 0.9 --seed 1"])
 def test_breakdown_adds_times_and_a_predicted_speed(tiny_bundle: Path, batch: str, sampling: str):
-    """Each plan has the times of trunk, tail and host, and the speed that follows from them. `auto`
-    has none, since it changes between plans."""
+    """`auto` has none, since it changes between plans."""
     plans = "--plan ar --plan two-pass --plan fused:2,1,1 --plan auto --lookahead 2 --breakdown"
     flags = f"{plans} --repeat 1 --max-new-tokens 8 {batch} {sampling}"
     *fixed, auto = report_of(tiny_bundle, flags)["plans"]
@@ -281,7 +269,6 @@ def test_breakdown_adds_times_and_a_predicted_speed(tiny_bundle: Path, batch: st
 def test_the_report_is_written_after_every_round(
     tiny_bundle: Path, tmp_path: Path, monkeypatch, flags
 ):
-    """An interrupted run keeps the rounds that it measured."""
     written: list[int] = []
     write = lambda _path, text: written.append(json.loads(text)["repeat"])  # noqa: E731
     monkeypatch.setattr(bench, "write_whole", write)
@@ -330,7 +317,6 @@ def test_an_unwritable_output_is_refused(tiny_bundle: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path):
-    """A device is not replaced by a file. If the output is a link, the file it leads to is."""
     flags = (*QUICK, "-p", "hello", "--repeat", "1", "--plan", "ar")
     done = process("bench", tiny_bundle, *flags, "--json", "-o", "/dev/stdout")
     assert done.returncode == 0 and done.stdout.count('"plans"') == 2
@@ -343,5 +329,5 @@ def test_output_to_a_device_and_through_a_link(tiny_bundle: Path, tmp_path: Path
 
 
 def test_a_prompt_that_fills_the_capacity(tiny_bundle: Path):
-    """A prompt of 768 tokens leaves room for one pass of one row, so every plan decodes plainly."""
+    """It leaves room for one pass of one row, so every plan decodes plainly."""
     assert report_of(tiny_bundle, "--repeat 1", "-p", "<bos>" * 768)["prompts"] == 1

@@ -13,9 +13,9 @@ from pass_run import output, refusal
 from test_bench_cli import measure, report_of
 
 from pass_runtime import SamplingParams, load
-from pass_runtime.backends.ort.trunks import BoundSessions
+from pass_runtime.backends.ort.backend import BoundSessions
 from pass_runtime.cli.bench_rows import RowsOptions, measure_rows, windows
-from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.engine import Engine
 from pass_runtime.measuring.real_use import TIMED_PASSES, WARM_UP_PASSES
 from pass_runtime.options import GenerateOptions
 
@@ -24,8 +24,6 @@ ROWS = ("--repeat", "1", "--trust-bundle")
 
 
 def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
-    """Every window with one of these numbers of rows is timed once, and `ar`, whose window of one
-    row the ratios refer to, although it was not asked for."""
     report = report_of(tiny_bundle, "--rows 2,7,9,9,49 --cached 20", *ROWS)
     rows = [(row["rows"], row["window"], row["lookahead_rows"]) for row in report["rows"]]
     assert rows == [
@@ -43,15 +41,15 @@ def test_rows_with_and_without_look_ahead(tiny_bundle: Path):
 
 
 def test_passes_of_a_plan_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each turn of a plan is passes of one thread, as in decoding. Plans take turns, and the first
-    round warms up. So does --breakdown, but without that round."""
-    passes, time_masked_pass = [], Runner.time_masked_pass
+    """Plans take turns, and the first round warms up. So does --breakdown, but without that
+    round."""
+    passes, time_pass = [], Engine.time_pass
 
-    def recorded(self, kind, **options):
-        passes.append((kind.plan.name, threading.get_ident()))
-        return time_masked_pass(self, kind, **options)
+    def recorded(self, batch, **options):
+        passes.append((batch.window.name, threading.get_ident()))
+        return time_pass(self, batch, **options)
 
-    monkeypatch.setattr(Runner, "time_masked_pass", recorded)
+    monkeypatch.setattr(Engine, "time_pass", recorded)
     with load(tiny_bundle, threads=1, prefix_cache=False) as session:
         report = measure_rows(session, RowsOptions(GREEDY, (2,), cached=20, repeat=2), [PROMPT])
     passes_of_rows, passes[:] = list(passes), []
@@ -68,7 +66,6 @@ def test_passes_of_a_plan_are_timed_in_a_row(tiny_bundle: Path, monkeypatch: pyt
 
 
 def test_what_is_timed_is_what_decoding_runs(adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch):
-    """The timed passes use the same ONNX Runtime sessions and bindings as decoding."""
     used: list = []
     get = BoundSessions.get
 
@@ -97,8 +94,7 @@ def test_what_is_timed_is_what_decoding_runs(adapter_bundle: Path, monkeypatch: 
 
 
 def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Path):
-    """Each ratio refers to one row in a batch of the same size, and passes run over the whole
-    capacity."""
+    """Ratios refer to one row in a batch of the same size."""
     file, flags = tmp_path / "rows.json", "--rows 1,4 --batch 1,3 --capacity 512 --cached 130"
     flags = (*shlex.split(f"{flags} --temperature 0.8 --top-p 0.9"), "-o", file)
     table = output("bench", random_bundle, *ROWS, *flags)
@@ -116,23 +112,23 @@ def test_rows_in_batches_over_a_given_capacity(random_bundle: Path, tmp_path: Pa
 def test_windows_have_the_rows_that_were_asked_for():
     for lookahead in (1, 2, 4, 16):
         for rows in range(1, 1 + lookahead * (lookahead + 2) + 1):
-            plain, *with_lookahead = plans = windows(rows, lookahead)
-            assert all(plan.width == rows for plan in plans), (rows, lookahead)
-            assert not plain.groups and all(plan.groups for plan in with_lookahead)
+            plain, *with_lookahead = offered = windows(rows, lookahead)
+            assert all(window.width == rows for window in offered), (rows, lookahead)
+            assert not plain.groups and all(window.groups for window in with_lookahead)
             assert bool(with_lookahead) == (rows > 1)
-            assert all(plan.drafts <= lookahead for plan in with_lookahead)
+            assert all(window.drafts <= lookahead for window in with_lookahead)
         assert windows(rows + 1, lookahead) == []
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("--rows 50", "--rows 50: no window has so many rows; choose from 1 to 49 for this bundle"),
-        ("--rows 5,x", "--rows must list numbers of rows, as in 1,2,3,5,7,9,13,25, not '5,x'"),
+        ("--rows 50", "--rows 50: this bundle has no such window here; its widest has 49 rows"),
+        ("--rows 5,x", "--rows must list numbers, as in 1,2,5, not '5,x'"),
         ("--rows 5 --cached 800", "lower --cached or raise --capacity"),
-        ("--rows 5 --plan ar", "leave out --plan"),
+        ("--rows 5 --plan ar", "--plan has no use here: --rows times single passes"),
         ("--cached 20", "it is for --rows; leave it out"),
-        ("--rows 5 --breakdown", "leave out --breakdown"),
+        ("--rows 5 --breakdown", "--breakdown has no use here"),
     ],
 )
 def test_flags_that_do_not_fit_rows_are_refused(tiny_bundle: Path, flags: str, expected: str):

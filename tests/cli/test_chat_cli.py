@@ -1,16 +1,14 @@
-"""pass-run chat that reads lines from a pipe: turns, commands, a full context, bad lines."""
+"""pass-run chat that reads lines from a pipe."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pass_run import PASS_RUN, bundle_copy, output, pass_run, process, refusal
+from pass_run import PASS_RUN, changed_bundle, output, pass_run, process, refusal
 
 from pass_runtime import GenerateOptions, load
 
@@ -18,7 +16,6 @@ FLAGS = ("--max-new-tokens", "12", "--ignore-eos")
 
 
 def answers_to(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> str:
-    """Return what a chat that must succeed writes to stdout for these lines."""
     return output("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
 
 
@@ -65,25 +62,13 @@ def test_a_last_line_without_line_feed_is_answered(tiny_bundle: Path):
 
 
 def test_a_model_without_template_is_refused_at_once(tiny_bundle: Path, tmp_path: Path):
-    manifest = (tiny_bundle / "pass_config.json").read_text()
-    copy = bundle_copy(tiny_bundle, tmp_path / "copy", without="pass_config.json")
-    (copy / "chat_template.jinja").unlink()
-    without = re.sub(r'\n *"chat_template.jinja": \{[^}]*\},', "", manifest)
-    assert without != manifest
-    (copy / "pass_config.json").write_text(without)
+    copy = changed_bundle(tiny_bundle, tmp_path / "copy", template=None)
     assert "no chat template" in refusal("chat", copy, stdin="hello\n")
     assert "no chat template" in refusal("generate", copy, "--chat", "-p", "hello")
 
 
-@pytest.mark.parametrize("flags", [["--top-p", "2"], ["--lookahead", "9"]], ids=" ".join)
-def test_refused_flags(tiny_bundle: Path, flags: list[str]):
-    """The command refuses them before it reads a line."""
-    refusal("chat", tiny_bundle, *flags, stdin="hello\n")
-
-
 def chat(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple[str, list[str]]:
-    """Return what a chat writes to stdout, and the lines of its stderr. Assert that the exit status
-    is 2 if one of these is an error, and else 0."""
+    """Return stdout, and the lines of stderr. Assert status 2 if one is an error, else 0."""
     done = pass_run("chat", bundle, *flags, stdin="".join(f"{line}\n" for line in lines))
     notes = done.stderr.splitlines()
     failed = any(note.startswith("error: ") for note in notes)
@@ -91,11 +76,8 @@ def chat(bundle: Path, *lines: str, flags: tuple[str, ...] = FLAGS) -> tuple[str
     return done.stdout, notes
 
 
-TOO_LONG = "12 " * 800
-
-
 def test_a_message_that_is_too_long_costs_only_itself(tiny_bundle: Path):
-    answers, errors = chat(tiny_bundle, "hello", TOO_LONG, "again")
+    answers, errors = chat(tiny_bundle, "hello", "12 " * 800, "again")
     assert answers == answers_to(tiny_bundle, "hello", "again")
     assert len(errors) == 1 and "more than the context of 768; shorten the message" in errors[0]
 
@@ -109,33 +91,20 @@ def test_a_line_that_is_not_utf8_costs_only_itself(tiny_bundle: Path):
 def test_messages_that_the_template_refuses(tiny_bundle: Path, tmp_path: Path):
     refuse = "{% if messages[-1].content == 'no' %}{{ raise_exception('not that') }}{% endif %}"
     template = refuse + (tiny_bundle / "chat_template.jinja").read_text()
-    copy = with_template(tiny_bundle, tmp_path / "copy", template)
+    copy = changed_bundle(tiny_bundle, tmp_path / "copy", template=template)
     answers, errors = chat(copy, "hello", "no", "again")
     assert answers == answers_to(tiny_bundle, "hello", "again")
     assert errors == ["error: the chat template refuses these messages: not that"]
 
 
 def test_only_commands_that_read_a_broken_template_refuse_it(tiny_bundle: Path, tmp_path: Path):
-    copy = with_template(tiny_bundle, tmp_path / "copy", "{% for %}")
+    copy = changed_bundle(tiny_bundle, tmp_path / "copy", template="{% for %}")
     refused = [("chat", copy), ("generate", copy, "--chat", "-p", "hello")]
     if find_spec("fastapi"):
         refused.append(("serve", copy, "--port", "0"))
     for command in refused:
         assert refusal(*command, stdin="hello\n").startswith("error: chat_template.jinja: ")
     assert pass_run("generate", copy, "-p", "hello", "--max-new-tokens", "2").exit_code == 0
-
-
-def with_template(bundle: Path, copy: Path, template: str) -> Path:
-    """Return a copy of a bundle with another chat template, whose hash is in its manifest."""
-    bundle_copy(bundle, copy, without="chat_template.jinja")
-    (copy / "chat_template.jinja").write_text(template)
-    config = copy / "pass_config.json"
-    manifest = json.loads(config.read_text())
-    info = {"sha256": hashlib.sha256(template.encode()).hexdigest(), "bytes": len(template)}
-    manifest["files"]["chat_template.jinja"] = info
-    config.unlink()  # a link
-    config.write_text(json.dumps(manifest))
-    return copy
 
 
 LONG_LINES = [f"{i} {'fox ' * 90}".strip() for i in range(8)]
@@ -172,7 +141,7 @@ def test_a_full_context_can_refuse_messages(tiny_bundle: Path, tmp_path: Path):
 
 
 def test_an_answer_may_not_take_more_than_half_of_the_context(tiny_bundle: Path):
-    """Otherwise a --max-new-tokens beyond the context would leave no room for the conversation."""
+    """Otherwise --max-new-tokens could leave no room for the conversation."""
     flags = ("--max-new-tokens", "5000", "--context-overflow", "stop")
     answers, notes = chat(tiny_bundle, "hello", flags=flags)
     assert answers.strip() and notes == []

@@ -1,4 +1,4 @@
-"""pass-run inspect prints the manifest, as tables or as JSON."""
+"""pass-run inspect prints the manifest, as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from pass_run import bundle_copy, output, refusal
 
 from pass_runtime import read_manifest
-from pass_runtime.backends.ort.kernels import kernels_name
+from pass_runtime.backends.ort.session import kernels_name
 from pass_runtime.bundle.manifest import EngineFile, EngineSet
-from pass_runtime.bundle.plan import make_cycle
+from pass_runtime.bundle.plan import make_plan
 
 
 def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
@@ -27,21 +27,29 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle: Path):
     for name, info in printed["files"].items():
         assert info["bytes"] == (adapter_bundle / name).stat().st_size
     assert printed["bytes"] == sum(info["bytes"] for info in printed["files"].values())
-    rows = {plan["name"]: plan["rows"] for plan in printed["plans"]}
-    modes, lookaheads = ("ar", "two-pass", "fused"), range(1, 9)
-    cycles = [make_cycle(mode, lookahead) for mode in modes for lookahead in lookaheads]
-    assert rows == {plan.name: plan.width for cycle in cycles for plan in cycle.plans}
+    rows = {window["name"]: window["rows"] for window in printed["windows"]}
+    names, lookaheads = ("ar", "two-pass", "fused"), range(1, 9)
+    plans = [make_plan(name, lookahead) for name in names for lookahead in lookaheads]
+    assert rows == {window.name: window.width for plan in plans for window in plan.windows}
     assert printed["kernels"] == (kernels_name() or "onnxruntime")
     assert printed["tools"]["onnxruntime"] and printed["verified"] is False
 
 
-def test_the_table_describes_the_bundle(adapter_bundle: Path, tiny_bundle: Path):
-    table = " ".join(output("inspect", adapter_bundle).split())
-    words = "llama|2 layers|float32|L=8|rank 4|match|trunk.onnx.data|fused-8|onnxruntime"
-    for text in words.split("|"):
-        assert text in table
-    assert f"kernels on this CPU {kernels_name() or 'onnxruntime'}" in table.replace("│ ", "")
-    assert "untrained" in output("inspect", tiny_bundle)
+def test_lines_describe_the_bundle(adapter_bundle: Path):
+    text = output("inspect", adapter_bundle)
+    for line in (
+        "model.family: llama",
+        "model.layers: 2",
+        "model.dtype: float32",
+        "lookahead.length: 8",
+        "lookahead.adapter_rank: 4",
+        "lookahead.trained: true",
+        "rule: match",
+        f"kernels: {kernels_name() or 'onnxruntime'}",
+    ):
+        assert f"\n{line}\n" in text
+    assert "files.trunk.onnx.data.bytes: " in text and "sha256" not in text
+    assert "│ fused-8 " in text
 
 
 def test_files_are_read_with_verify_only(tiny_bundle: Path, tmp_path: Path):
@@ -54,7 +62,7 @@ def test_files_are_read_with_verify_only(tiny_bundle: Path, tmp_path: Path):
     (copy / name).write_bytes(content)
     assert "SHA-256" in refusal("inspect", copy, "--verify")
     assert json.loads(output("inspect", tiny_bundle, "--verify", "--json"))["verified"] is True
-    assert "all verified" in output("inspect", tiny_bundle, "--verify")
+    assert "verified: true" in output("inspect", tiny_bundle, "--verify")
 
 
 def test_engines_are_listed_and_checked(tiny_bundle: Path, tmp_path: Path):
@@ -76,20 +84,20 @@ def test_engines_are_listed_and_checked(tiny_bundle: Path, tmp_path: Path):
     )
     old = engines.model_copy(update={"bundle": "of other files"})
     listed = manifest.model_copy(update={"engines": (engines, old)})
-    (copy / "pass_config.json").write_text(listed.model_dump_json())
+    (copy / "pass_config.json").write_text(listed.text())
     current, other = json.loads(output("inspect", copy, "--json"))["engines"]
     assert (current["current"], other["current"]) == (True, False)
     assert current["targets"] == ["sm89"] and current["bytes"] == 1500
     assert current["capacities"] == [512, 1024]
-    table = " ".join(output("inspect", copy).replace("│", "").split())
-    assert "tensorrt-rtx 1.2 for sm89" in table and "built from other files" in table
+    text = output("inspect", copy)
+    assert 'engines.0.targets: ["sm89"]' in text and "engines.1.current: false" in text
     assert "trunk.engine is missing" in refusal("inspect", copy, "--verify")
 
 
-def test_the_table_says_why_kernels_are_missing(tiny_bundle: Path, monkeypatch):
+def test_the_reason_why_kernels_are_missing(tiny_bundle: Path, monkeypatch):
     monkeypatch.setenv("PASS_KERNELS", "off")
-    table = " ".join(output("inspect", tiny_bundle).replace("│", "").split())
-    assert "onnxruntime (ours are missing: PASS_KERNELS is off)" in table
+    line = "kernels: onnxruntime (ours are missing: PASS_KERNELS is off)"
+    assert line in output("inspect", tiny_bundle)
     assert json.loads(output("inspect", tiny_bundle, "--json"))["kernels"] == "onnxruntime"
 
 

@@ -1,5 +1,4 @@
-"""pass-run inspect --device lists which passes are captured as CUDA graphs. The CUDA devices are
-fakes."""
+"""pass-run inspect --device lists which passes are captured as CUDA graphs, on fake devices."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from pass_runtime.backends.ort import backend as ort_backend
 def test_captured_passes_of_engines_are_listed(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """TensorRT captures whole passes, of every plan, sampler, batch size and KV capacity ("over 512
-    columns"), and prefill chunks."""
+    """TensorRT captures whole passes, of every plan, sampler, batch size and KV capacity."""
     gpu = Gpu(with_engines(tiny_bundle, tmp_path, 1, 2), monkeypatch)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     flags = ("--device", "tensorrt", "--max-batch-size", 2)

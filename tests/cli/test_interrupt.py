@@ -1,5 +1,4 @@
-"""Ctrl-C and SIGTERM: what was written before stays, the exit status is 130, and there is no
-traceback."""
+"""Ctrl-C and SIGTERM: what was written stays, the status is 130, and there is no traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from changed_pass_run import pass_run_with_hook
-from pass_run import SLOW_PASS_RUN, held_batch, output, read_jsonl, write_jsonl
+from pass_run import SLOW_PASS_RUN, output
 
 LONG = ("--ignore-eos", "--max-new-tokens", "300")
 SIGNALS = pytest.mark.parametrize(
@@ -23,7 +22,6 @@ SIGNALS = pytest.mark.parametrize(
 
 
 def start(*arguments: object, command: list[str] = SLOW_PASS_RUN) -> subprocess.Popen[bytes]:
-    """Start the command with pipes for standard input, output and errors."""
     pipe = subprocess.PIPE
     return subprocess.Popen([*command, *map(str, arguments)], stdin=pipe, stdout=pipe, stderr=pipe)
 
@@ -67,7 +65,6 @@ def test_the_json_of_an_interrupted_generation_has_the_text_so_far(
 
 @contextmanager
 def answering_chat(bundle: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield the process of a chat in the middle of a long answer."""
     with start("chat", bundle, *LONG) as running:
         assert running.stdin is not None and running.stdout is not None
         running.stdin.write(b"hello\n")
@@ -95,18 +92,6 @@ def test_sigterm_ends_a_chat(tiny_bundle: Path):
         except subprocess.TimeoutExpired:
             running.kill()
     assert running.returncode == 130
-
-
-@pytest.mark.slow
-def test_batch_keeps_results_so_far(tiny_bundle: Path, tmp_path: Path):
-    requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": f"number {i}"} for i in range(20)))
-    results, flags = tmp_path / "out.jsonl", ("--max-new-tokens", "5", "--ignore-eos")
-    with held_batch(2, tiny_bundle, requests, results, *flags) as running:
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=60)
-    assert (running.returncode, errors) == (130, "interrupted\n")
-    lines = [result["line"] for result in read_jsonl(results)]
-    assert 2 <= len(lines) < 20 and lines == list(range(1, len(lines) + 1))
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""Commands whose standard output or errors cannot be written end without a traceback: a pipe that
-nobody reads, a closed stream, a full disk."""
+"""Commands whose output cannot be written end without a traceback."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
 def test_a_pipe_without_a_reader_ends_the_command_quietly(command: list[str]):
-    """As in `pass-run ... | head -c 1`, but the pipe's reader is gone from the start, so that the
-    test has no race."""
+    """As in `pass-run ... | head -c 1`, but without a race."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:

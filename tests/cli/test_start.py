@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts shows no traceback, whatever module is being imported then."""
+"""Ctrl-C while a command starts shows no traceback, whatever is being imported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ MOMENTS = [
 
 @pytest.fixture
 def arguments(tiny_bundle: Path, tiny_model: Path, tmp_path: Path) -> dict[str, list[str]]:
-    """Return for each package arguments with which its command works for a while."""
     flags = ("--max-new-tokens", "700", "--ignore-eos", "--plan", "ar")
     generate = ["generate", str(tiny_bundle), "-p", "fox", *flags]
     output = ["--model", str(tiny_model), "-o", str(tmp_path / "out")]
@@ -38,7 +37,7 @@ def arguments(tiny_bundle: Path, tiny_model: Path, tmp_path: Path) -> dict[str, 
 
 
 def reached(running: subprocess.Popen[str], moment: str) -> bool:
-    """Return whether the process handles SIGTERM, or has mapped the library named `moment`."""
+    """Whether the process handles SIGTERM, or has mapped the library named `moment`."""
     process = Path(f"/proc/{running.pid}")
     if moment == HANDLED:
         (caught,) = re.findall(r"SigCgt:\s*(\w+)", (process / "status").read_text())

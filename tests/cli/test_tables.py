@@ -13,13 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pass_runtime.cli.tables import print_reasoning, show_table
-from pass_runtime.tuning.tuner import Tuner
-
-
-def printed_table(table: Table, width: int) -> str:
-    text = io.StringIO()
-    show_table(Console(file=text, width=width), table)
-    return text.getvalue()
+from pass_runtime.tuning.auto import Tuner
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
@@ -31,35 +25,36 @@ def test_no_word_is_cut(width: int, boxed: bool):
     for heading in headings:
         table.add_column(heading, no_wrap=heading == "plan")
     table.add_row(*row)
-    text = printed_table(table, width)
+    show_table(Console(file=(file := io.StringIO()), width=width), table)
+    text = file.getvalue()
     assert row[0] in text and "…" not in text
     assert set(" ".join((*headings, *row)).replace("[bold]", "").split()) <= set(text.split())
     assert max(map(len, text.splitlines())) <= max(width, 93)
 
 
-def test_the_menu_of_auto_fits_80_columns(
+def test_the_table_of_auto_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """Even with the longest names of plans. Times that were estimated are marked with ~."""
     monkeypatch.setenv("COLUMNS", "80")
     tuner = Tuner(times_by_rows({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
-    for plan in tuner.decide(8).cycle.plans:
+    for plan in tuner.decide(8).plan.windows:
         tuner.observe(plan, 1, 0.1)
     print_reasoning(tuner, None)
     lines = capsys.readouterr().err.splitlines()
     table = [line for line in lines if line.startswith("│")]
-    assert max(map(len, table)) <= 80 and len(table) == len(tuner.candidates(8))
+    assert max(map(len, table)) <= 80 and len(table) == len(tuner.choices(8))
     names = [line.split("│")[1].strip() for line in table]
     assert {"ar", "draft-8 + verify-8", "fused:8,7,6,5,4,3,2,1,1", "fused:2,2,1"} < set(names)
     measured = [name for name, line in zip(names, table, strict=True) if "~" not in line]
-    assert measured == [tuner.decided.cycle.plans[0].name]
+    assert measured == [tuner.decided.plan.windows[0].name]
 
 
 WIDE = ("--batch", "1,2", "--plan", "ar", "--plan", "fused:6,5,4,3,2,1,1", "--draft", "both")
 HEADINGS = {
     "bench": "plan tokens/s each ratio ms/pass tau acceptance position +ngram",
     "rows": "sequences rows window look-ahead trunk, ratio tail,",
-    "inspect": "plan rows drafts groups next samplers",
+    "inspect": "name rows drafts groups next samplers",
     "explain": "plan rows ms/pass tokens/pass tokens/s against",
 }
 
@@ -79,8 +74,7 @@ def test_commands_in_80_columns(
     arguments = [command, str(random_bundle), *flags]
     if terminal:
         with Terminal(*arguments) as running:
-            tables = 2 if name == "inspect" else 1
-            text = "".join(running.wait_for("└") for _ in range(tables))
+            text = running.wait_for("└")
     else:
         monkeypatch.setenv("COLUMNS", "80")
         done = pass_run(*arguments)

@@ -1,45 +1,29 @@
-"""Golden traces: requests and results of the Python runtime, which runtimes in other languages must
-reproduce.
+"""Golden traces: requests and results of the Python runtime, which the C++ runtime must reproduce.
 
-    python tests/cpp/golden_traces.py build/smollm2-135m traces.jsonl
-    build/cpp/release/replay build/smollm2-135m traces.jsonl
-
-A line is a scene: requests that share a session, the step in which each begins ("round") or is
-cancelled ("cancel_round"), and the result of each: token ids, the source of every token, finish
-reason, statistics, log-probabilities. The steps of the scheduler are run one by one, without the
-session's thread, so that the scene decides which requests share a pass. Of requests with `auto`
-only the tokens are compared, because the plans that it chooses depend on the machine's speed. Under
-the rejection rule sampled tokens depend on the plan, so there requests with `auto` are greedy.
+A line is a scene: requests that share a session, and their results. The steps of the engine run one
+by one, so that the scene decides which requests share a pass. Of requests with `auto` only tokens
+are compared, because its choice depends on the machine's speed; under the rejection rule they are
+greedy, because sampled tokens depend on the plan.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.backends.ort.backend import ROUNDED_WEIGHTS
 from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.option import options_of
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
-from pass_runtime.commands.errors import one_line_errors
-from pass_runtime.decode.runner import Runner
-from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.decode.engine import Engine
 from pass_runtime.decode.sequence import SequenceState
-from pass_runtime.errors import PassError
-from pass_runtime.files import write_whole
 from pass_runtime.generation import TokenStream
-from pass_runtime.tuning.tuner import Tuners
+from pass_runtime.tuning.auto import Auto
 
-SAMPLING = tuple(field.name for field in SAMPLING_FIELDS)
-"""The keys of a request that are `SamplingParams`."""
+SAMPLING = tuple(options_of(SamplingParams))
 NO_OPTIONS = ("prompt_ids", "round", "cancel_round", "continues")
-"""The keys that are not options. "continues": the number of the request whose text precedes the
-prompt. The other keys are `GenerateOptions`."""
+"""Keys that are no options. "continues": the request whose text precedes the prompt."""
 TIMES = (
     "queue_seconds",
     "prefill_seconds",
@@ -47,7 +31,6 @@ TIMES = (
     "engine_seconds",
     "decode_tokens_per_second",
 )
-"""Statistics that depend on the clock."""
 SAMPLERS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.8, "seed": 7},
@@ -64,17 +47,8 @@ PLANS: Sequence[Mapping[str, Any]] = (
     {"plan": "two-pass", "draft": "both"},
     {"plan": "fused", "draft": "both"},
 )
-TREES: Sequence[Mapping[str, Any]] = (
-    {"plan": "tree-5"},
-    {"plan": "tree-16"},
-    {"plan": "tree:2,1,0,1"},
-    {"plan": "tree-8", "draft": "both"},
-)
-"""For bundles that have trees of drafts, if these may run."""
-
 MOVING = (("ar", 3), ("two-pass", 16), ("fused", 16))
-"""The plan and the number of tokens of three requests in one batch. When the first one has ended,
-the third moves to its slot, and the second decides the plan, as the oldest."""
+"""When the first has ended, the third moves to its slot, and the second decides the plan."""
 
 PROCESSED: Sequence[Mapping[str, Any]] = (
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
@@ -82,20 +56,18 @@ PROCESSED: Sequence[Mapping[str, Any]] = (
     {"logit_bias": {"5": -100.0, "9": 4.0, "17": 3.5}, "frequency_penalty": -0.5},
     {"min_tokens": 9, "allowed_token_ids": list(range(0, 60, 3))},
 )
-"""Options of logits processors, for bundles that have these."""
 
 Request = dict[str, Any]
 Scene = dict[str, Any]
 
 
 class Prompts:
-    """Makes prompts of token ids that sometimes repeat themselves, as text does."""
+    """Prompts that sometimes repeat themselves, as text does."""
 
     def __init__(self, vocab_size: int, special: Sequence[int]) -> None:
         self._usable = [token for token in range(vocab_size) if token not in special]
 
     def of(self, length: int, seed: int = 1) -> list[int]:
-        """Return a prompt, which depends on the arguments alone."""
         state, ids = seed, list[int]()
         while len(ids) < length:
             state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -107,8 +79,7 @@ class Prompts:
 
 
 def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
-    """Yield scenes: every plan with every sampler, prompts and texts at the limits of windows and
-    capacity, stops, changing batches, `auto`. tokens: how many most requests write."""
+    """tokens: how many most requests write."""
     model = manifest.model
     prompts = Prompts(model.vocab_size, (*model.eos_token_ids, model.bos_token_id or 0))
 
@@ -121,11 +92,9 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         }
 
     def alone(name: str, *requests: Request, **more: Any) -> Scene:
-        """Return a scene whose requests run one after another."""
         return {"name": name, "slots": 1, "requests": list(requests), **more}
 
-    trees = TREES if manifest.tree_sizes() and model.weights not in ROUNDED_WEIGHTS else ()
-    for plan in (*PLANS, *trees):
+    for plan in PLANS:
         name = " ".join(str(value) for value in plan.values())
         yield alone(
             f"{name}: every sampler",
@@ -143,7 +112,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     yield {
         **alone(
             "the end of the capacity",
-            *(request(90, plan=p["plan"], max_new_tokens=99) for p in (*PLANS[:5], *trees[:2])),
+            *(request(90, plan=p["plan"], max_new_tokens=99) for p in PLANS[:5]),
         ),
         "capacity": 128,
     }
@@ -153,14 +122,14 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         ("a kept prefix, which is asked for", {"prefix_cache": False}),
     ):
         yield alone(name, *(request(n, **reused, **SAMPLERS[1]) for n in (40, 70, 30)), **more)
-    yield from shared_prefixes(request, [*PLANS[:3], *trees[1:2]])
+    yield from shared_prefixes(request, PLANS[:3])
     stops = list(range(0, model.vocab_size, 7))
     yield alone(
         "stops",
         *(request(12, n, plan="two-pass", stop_token_ids=stops, **SAMPLERS[1]) for n in range(3)),
     )
     batches = [("a batch", {"plan": "fused"}), ("a batch with n-grams", PLANS[6])]
-    for name, plan in (*batches, *(("a batch of trees", tree) for tree in trees[-1:])):
+    for name, plan in batches:
         mixed = [request(5 + 9 * i, i, round=2 * i, **plan, **SAMPLERS[i % 4]) for i in range(7)]
         mixed[2]["cancel_round"] = 9
         mixed[3]["max_new_tokens"] = 3
@@ -170,7 +139,7 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
         request(5 + i, i, plan=plan, max_new_tokens=count) for i, (plan, count) in enumerate(MOVING)
     ]
     yield {"name": "the third moves to the first one's slot", "slots": 4, "requests": moving}
-    different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate((*PLANS, *trees))]
+    different = [request(8 + 3 * i, i, round=i, **plan) for i, plan in enumerate(PLANS)]
     yield {"name": "many plans in one batch", "slots": 3, "requests": different}
     limited = [
         request(9 + i, i, round=2 * i, **plan)
@@ -179,26 +148,25 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
     name = "drafts while at most two decode"
     yield {"name": name, "slots": 4, "speculative_max_concurrency": 2, "requests": limited[:-1]}
     yield {"name": "no drafts", "slots": 2, "speculative_max_concurrency": 0, "requests": limited}
-    if manifest.processors is not None:
-        for plan in (*PLANS, *trees[-1:]):
-            name = " ".join(str(value) for value in plan.values())
-            ended = {"ignore_eos": False}
-            yield alone(
-                f"{name}: processors",
-                *(request(9 + i, i, **plan, **p, **ended) for i, p in enumerate(PROCESSED)),
-            )
-        processed = [
-            request(
-                6 + 5 * i,
-                i,
-                round=2 * i,
-                plan=("fused", "ar", "two-pass")[i % 3],
-                **(PROCESSED[i // 2] if i % 2 else {}),
-            )
-            for i in range(8)
-        ]
-        processed[3]["logprobs"] = 2
-        yield {"name": "a batch with processors in some slots", "slots": 4, "requests": processed}
+    for plan in PLANS:
+        name = " ".join(str(value) for value in plan.values())
+        ended = {"ignore_eos": False}
+        yield alone(
+            f"{name}: processors",
+            *(request(9 + i, i, **plan, **p, **ended) for i, p in enumerate(PROCESSED)),
+        )
+    processed = [
+        request(
+            6 + 5 * i,
+            i,
+            round=2 * i,
+            plan=("fused", "ar", "two-pass")[i % 3],
+            **(PROCESSED[i // 2] if i % 2 else {}),
+        )
+        for i in range(8)
+    ]
+    processed[3]["logprobs"] = 2
+    yield {"name": "a batch with processors in some slots", "slots": 4, "requests": processed}
     samplers = SAMPLERS if manifest.rule == "match" else SAMPLERS[:1]
     yield {
         **alone("auto", *(request(20, n, **s) for n, s in enumerate(samplers))),
@@ -209,7 +177,6 @@ def scenes(manifest: Manifest, tokens: int) -> Iterator[Scene]:
 def shared_prefixes(
     request: Callable[..., Request], plans: Sequence[Mapping[str, Any]]
 ) -> Iterator[Scene]:
-    """Yield scenes whose prompts begin alike: in a batch, in turn, and in conversations."""
     several = [
         request(90, 2, **plans[i % len(plans)], **SAMPLERS[i % 4], round=1) for i in range(6)
     ]
@@ -240,8 +207,7 @@ def shared_prefixes(
         }
 
 
-def options_of(request: Request) -> GenerateOptions:
-    """Return the options of a request."""
+def options_for(request: Request) -> GenerateOptions:
     sampling = {key: request[key] for key in SAMPLING if key in request}
     if "logit_bias" in sampling:  # names of JSON's objects are strings
         sampling["logit_bias"] = {
@@ -252,40 +218,40 @@ def options_of(request: Request) -> GenerateOptions:
 
 
 def play(session: Session, scene: Scene) -> list[dict[str, Any]]:
-    """Run the steps of a new scheduler over the session's backend, and return the result of every
-    request. In the scene, prompts that continue another request get its text."""
+    """Run a scene. Prompts that continue another request get its text."""
     requests: list[Request] = scene["requests"]
     for request in requests:
         if "continues" in request:
             first = requests[request.pop("continues")]
             written = play(session, {"requests": [first]})[0]["token_ids"]
             request["prompt_ids"] = [*first["prompt_ids"], *written, *request["prompt_ids"]]
-    runner = Runner(session.backend, prefix_cache=scene.get("prefix_cache", True))
-    tuners = Tuners(
-        session.manifest, session.backend.capabilities, runner.time_masked_pass, lambda: runner.room
+    engine = Engine(
+        session.backend,
+        Auto(session.manifest.lookahead, session.backend.capabilities),
+        len(requests),
+        speculative_max_concurrency=scene.get("speculative_max_concurrency"),
+        prefix_cache=scene.get("prefix_cache", True),
     )
-    scheduler = Scheduler(runner, tuners, len(requests), scene.get("speculative_max_concurrency"))
     streams: dict[int, TokenStream] = {}
     sequences: dict[int, SequenceState] = {}
     step = 0
-    while len(streams) < len(requests) or not scheduler.idle:
+    while len(streams) < len(requests) or not engine.idle:
         for i, request in enumerate(requests):
             if request.get("round", 0) == step:
                 sequences[i] = SequenceState(
-                    session.request(request["prompt_ids"], options_of(request))
+                    session.request(request["prompt_ids"], options_for(request))
                 )
-                scheduler.reserve(1)
-                scheduler.add(sequences[i])
+                engine.reserve(1)
+                engine.add(sequences[i])
                 streams[i] = TokenStream(sequences[i], session)
             if request.get("cancel_round") == step:
                 sequences[i].cancelled = True
-        scheduler.step()
+        engine.step()
         step += 1
     return [result_of(streams[i].result()) for i in range(len(requests))]
 
 
 def result_of(stream: TokenStream) -> dict[str, Any]:
-    """Return the result of a generation without times."""
     result = stream.as_dict() | {"sources": [token.source for token in stream.tokens]}
     for key in ("prompt_ids", "text", "seed"):
         del result[key]
@@ -294,45 +260,14 @@ def result_of(stream: TokenStream) -> dict[str, Any]:
     return result
 
 
-def record(
-    bundle: Path, *, tokens: int = 24, threads: int = 1, names: Sequence[str] = ()
-) -> list[Scene]:
+def record(bundle: Path, *, tokens: int, names: Sequence[str] = ()) -> list[Scene]:
     """Return the scenes with these names, or all of them, with their results."""
-    all_scenes = list(scenes(read_manifest(bundle), tokens))
-    all_names = [scene["name"] for scene in all_scenes]
-    if unknown := {*names}.difference(all_names):
-        raise PassError(
-            f"no scene is called {min(unknown)!r}: choose one of {', '.join(all_names)}"
-        )
-    chosen = [scene for scene in all_scenes if not names or scene["name"] in names]
+    chosen = [s for s in scenes(read_manifest(bundle), tokens) if not names or s["name"] in names]
+    assert len(chosen) >= len(names)
     for scene in chosen:
         slots, capacity = scene["slots"], scene.get("capacity")
         with load(
-            bundle, "cpu", threads=threads, verify=False, max_batch_size=slots, capacity=capacity
+            bundle, "cpu", threads=1, verify=False, max_batch_size=slots, capacity=capacity
         ) as session:
             scene["results"] = play(session, scene)
     return chosen
-
-
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("output", type=click.Path(path_type=Path))
-@click.option("--tokens", default=24, show_default=True, help="Tokens of most requests.")
-@click.option(
-    "--threads", default=1, show_default=True, help="Replay with as many: rounding depends on it."
-)
-@click.option(
-    "--scene", "names", multiple=True, help="The name of a scene; repeatable.  [default: all]"
-)
-@one_line_errors
-def main(bundle: Path, output: Path, tokens: int, threads: int, names: tuple[str, ...]) -> None:
-    """Write the golden traces of BUNDLE to OUTPUT."""
-    recorded = record(bundle, tokens=tokens, threads=threads, names=names)
-    write_whole(output, "".join(json.dumps(scene) + "\n" for scene in recorded))
-    click.echo(
-        f"{len(recorded)} scenes, {sum(len(scene['requests']) for scene in recorded)} requests"
-    )
-
-
-if __name__ == "__main__":
-    main()

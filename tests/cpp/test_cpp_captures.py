@@ -1,6 +1,4 @@
-"""The C++ runtime's `--device cuda` runs graphs as CUDA graphs that ONNX Runtime captures. The run
-that captures a graph executes it several times, each thread has its own captured graphs, and a
-graph that cannot be captured runs without."""
+"""The C++ runtime's `--device cuda` over a fake of ONNX Runtime's CUDA graphs."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ LOGGED = " runs without a CUDA graph, and so more slowly: "
 
 @pytest.fixture(scope="module", params=["match", "rejection"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of each rule. Tails of the rejection rule overwrite draft probabilities they
-    read."""
+    """Tails of the rejection rule overwrite draft probabilities they read."""
     directory = tmp_path_factory.mktemp("captures")
     model = make_model(directory / "model", initializer_range=0.06)
     weights = write_random_weights(
@@ -45,7 +42,6 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *words: object) -> Any:
-    """Run the program on the fake ONNX Runtime, and return the JSON that it prints."""
     file = directory / "scenes.jsonl"
     file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
     command = [program_at("fake_ort"), bundle, file, *map(str, words)]
@@ -78,7 +74,6 @@ def test_the_run_that_captures_counts_as_one_pass(played: list[dict[str, Any]]) 
 
 
 def test_sessions_run_graphs_in_one_thread(played: list[dict[str, Any]]) -> None:
-    """Two threads play each scene in turn, and the second captures nothing."""
     for scene in played:
         assert scene["threads"] == 1, scene["name"]
         before, after = scene["captured"]
@@ -87,7 +82,6 @@ def test_sessions_run_graphs_in_one_thread(played: list[dict[str, Any]]) -> None
 
 @pytest.mark.parametrize("refused", ["trunk", "tail"])
 def test_a_failed_capture_fails_no_request(refused: str, bundle: Path, tmp_path: Path) -> None:
-    """Inputs that the failed run overwrote are restored; each graph's reason is logged once."""
     for scene in run_program(bundle, tmp_path, scenes_of(bundle, SCENES[-2:]), "refused", refused):
         assert scene["differences"] == "", scene["name"]
         assert scene["eager"] > 0 and scene["captured"][0] > 0 and scene["all_freed"]

@@ -1,5 +1,4 @@
-"""After two thousand requests in one process, some of them cancelled, the C++ runtime takes no more
-memory than after four hundred, when the prefix cache is full."""
+"""The C++ runtime takes no more memory after 2,000 requests than after 400."""
 
 from __future__ import annotations
 
@@ -11,12 +10,10 @@ import pytest
 from cpp_programs import program_at
 
 HEAP = 64 << 10
-"""How many bytes the heap may grow by: about 40 for a request. What `auto` records grows a little;
-a leaked request would take kilobytes."""
+"""About 40 bytes for a request: a leaked one would take kilobytes."""
 BLOCKS = 8
-"""How many more buffers there may be: `auto` may choose a plan late, whose windows need some."""
+"""`auto` may choose a plan late, whose windows need some."""
 RESIDENT = 2 << 20
-"""How many bytes the process may grow by: the allocator need not return pages to the system."""
 
 
 @pytest.mark.slow

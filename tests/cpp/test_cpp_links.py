@@ -11,7 +11,7 @@ from cpp_programs import generate
 from links import KINDS, bundle_of_links
 
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.bundle.manifest import FILE_NAME, digest_of
 
 
 def tokens(bundle: Path) -> list[int]:
@@ -58,6 +58,7 @@ def test_a_damaged_model_behind_a_link_is_refused(random_bundle: Path, tmp_path:
     for path in bundle.glob("trunk*.onnx"):
         path.resolve().write_bytes(DAMAGES[damage](path.read_bytes()))
         document["files"][path.name] = file_info(path).model_dump()
+    document["digest"] = digest_of(document)
     (bundle / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
     done = generate(bundle, 8)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr

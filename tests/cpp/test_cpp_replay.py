@@ -1,5 +1,4 @@
-"""The C++ runtime repeats requests of the Python runtime: token ids, passes and statistics are
-equal to the last bit."""
+"""The C++ runtime repeats golden traces of the Python runtime to the last bit."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from cpp_programs import program_at
 from conftest import export_bundle, make_model, write_random_weights
 
 LOOPING = {"initializer_range": 0.06}
-"""A model that soon repeats itself, so that drafts of every kind are sometimes accepted."""
+"""The model soon repeats itself, so that drafts are accepted."""
 EXPORTS = {
     "fp32": {"adapter": True},
-    "trees": {"adapter": True, "vocab_size": 1024},
+    "subset": {"adapter": True, "vocab_size": 1024},
     "int4": {"weights": "int4", "rule": "rejection"},
     "int8": {"weights": "int8"},
 }
@@ -39,7 +38,6 @@ def program() -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that exports the bundle of a name in EXPORTS, with L=4."""
     directory = tmp_path_factory.mktemp("golden")
 
     @cache
@@ -119,7 +117,6 @@ def test_replays_what_python_does_without_kernels(
 
 @pytest.mark.slow
 def test_replays_the_default_model(program: Path, smollm2_bundle: Path, tmp_path: Path) -> None:
-    """Its vocabulary is 150 times as large, and its look-ahead embeddings are trained."""
     scenes = golden_traces.record(smollm2_bundle, tokens=12, names=LARGE_MODEL_SCENES)
     done = replay(program, smollm2_bundle, tmp_path / "traces.jsonl", scenes)
     assert done.stdout == "4 scenes, 20 requests: equal\n"
@@ -127,5 +124,4 @@ def test_replays_the_default_model(program: Path, smollm2_bundle: Path, tmp_path
 
 
 def sources_of(scenes: list[dict]) -> set[str]:
-    """Return the sources that tokens of these scenes have."""
     return {s for scene in scenes for r in scene["results"] for s in r["sources"]}

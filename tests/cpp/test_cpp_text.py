@@ -1,5 +1,4 @@
-"""Text in C++: the ids of a text, and the text of ids, are those of the Python runtime, for the
-parity prompts and 1,000 random strings."""
+"""In C++, the ids of a text and the text of ids are those of the Python runtime."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def program() -> Path:
 
 
 def answers(program: Path, bundle: Path, questions: list, **environment: str) -> list:
-    """Return the program's answers: ids for each text, and text for each object with ids. Skip the
-    test without onnxruntime-genai, unless `environment` names another library."""
+    """Skip the test without onnxruntime-genai, unless `environment` names another library."""
     lines = "".join(json.dumps(question) + "\n" for question in questions)
     run = subprocess.run(
         [program, bundle],
@@ -69,7 +67,6 @@ def pieces(
     prompt: Sequence[int] = (),
     min_tokens: int = 0,
 ) -> dict:
-    """Return the Python runtime's answer, in the form of the program's answers."""
     stream, answer = TextStream(tokenizer, prompt, stop, min_tokens), {"pieces": []}
     for token in ids:
         text, stop_string = stream.read(token)
@@ -91,7 +88,7 @@ def test_text_is_that_of_python_after_any_prompt(program: Path, tmp_path: Path, 
     ] or BYTES
 
     def tokens() -> list[int]:
-        """Return a few random tokens: about half stand for bytes, and some ids have no token."""
+        """About half stand for bytes, and some ids have no token."""
         any_tokens = range(tokenizer.get_vocab_size() + 2)
         sources = generator.choices([any_tokens, tokens_of_bytes], k=generator.randint(0, 14))
         return [generator.choice(source) for source in sources]

@@ -1,9 +1,7 @@
-"""The C++ runtime's TensorRT backend over fakes of CUDA and TensorRT, which refuse what a device
-forbids: its results are those of the Python backend over the Python fakes, to the last bit."""
+"""The C++ runtime's TensorRT backend over fakes writes what Python's over its fakes writes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -28,7 +26,6 @@ LOOKAHEAD, SLOTS = 4, 4
 
 @pytest.fixture(scope="session")
 def fake_gpu() -> Callable[..., Any]:
-    """Return a function that runs the program on the fakes, and returns the JSON that it prints."""
     program = program_at("fake_gpu")
 
     def run(*words: object) -> Any:
@@ -47,7 +44,6 @@ def fake_gpu() -> Callable[..., Any]:
     ids=["match", "rejection, padded windows"],
 )
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with engines, whose narrowest window has 1 or 2 rows."""
     rule, least_width = request.param
     directory = tmp_path_factory.mktemp("engines")
     model = make_model(directory / "model", initializer_range=0.06)
@@ -56,12 +52,10 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def has_engines(request: dict[str, Any]) -> bool:
-    """Whether there are engines for the plans of a request."""
     return not request.get("plan", "").startswith("fused:") and "lookahead" not in request
 
 
 def record(gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
-    """Return golden traces of the Python backend over the Python fakes."""
     scenes = list(golden_traces.scenes(gpu.manifest, tokens))
     for scene in scenes:
         scene["requests"] = [request for request in scene["requests"] if has_engines(request)]
@@ -79,7 +73,7 @@ def write(path: Path, scenes: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.slow
-def test_writes_what_python_writes(
+def test_writes_what_python_writes_and_replays_graphs(
     engines: Path,
     fake_gpu: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -88,14 +82,22 @@ def test_writes_what_python_writes(
     scenes = record(Gpu(engines, monkeypatch), tokens=20)
     played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes))
 
-    assert [scene["name"] for scene in played] == [scene["name"] for scene in scenes]
+    by_name = {scene["name"]: scene for scene in scenes}
+    assert [scene["name"] for scene in played] == [*by_name]
     for scene in played:
         assert scene["differences"] == ""
         assert scene["device"] == "tensorrt 10.15.1.fake"
         assert scene["all_freed"], "something was not freed"
-        used, saved = scene["kernels"]
-        assert used == saved and Path(used).parent.parent == engines / "engines"
         assert scene["counters"][-1]["scratch"] == 1, "engines do not share their scratch memory"
+        expected = by_name[scene["name"]]
+        if "compare" in expected or any(w in scene["name"] for w in ("prefix", "moves")):
+            continue  # played again, they run other passes: `auto` has learned, slots keep K/V
+        before, last = scene["counters"][-2:]
+        for kind in ("mallocs", "captures", "contexts"):
+            assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
+        passes = max(result["stats"]["passes"] for result in expected["results"])
+        # Every pass is a launch, and the prompts take at least one more.
+        assert last["launches"] - before["launches"] > passes, scene["name"]
     sources = {
         source for scene in scenes for result in scene["results"] for source in result["sources"]
     }
@@ -116,7 +118,7 @@ def test_a_session_uses_only_its_gpu(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The fake refuses all other GPUs. Afterwards the calling thread has its own device again."""
+    """The fake refuses all others."""
     (scene, *_) = record(Gpu(engines, monkeypatch), tokens=9)
     (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
     assert (played["differences"], played["all_freed"]) == ("", True)
@@ -170,35 +172,9 @@ def test_a_warm_session_captures_nothing_in_requests(
 
 
 def plain_sampling(request: dict[str, Any]) -> bool:
-    """Whether `warm_up` without arguments captures what the request needs: it is greedy or sampled,
-    without log-probabilities or processors."""
+    """Whether `warm_up` captures what the request needs."""
     processors = {"presence_penalty", "repetition_penalty", "logit_bias", "min_tokens"}
     return not ({"top_k", "top_p", "min_p", "logprobs"} | processors) & request.keys()
-
-
-@pytest.mark.slow
-def test_repeated_scenes_only_replay_graphs(
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    scenes = record(Gpu(engines, monkeypatch), tokens=20)
-    # Other scenes run other passes when they are played again: `auto` has learned, and slots keep
-    # K/V, which decide which requests get which slots.
-    repeatable = [
-        scene
-        for scene in scenes
-        if "compare" not in scene and not any(w in scene["name"] for w in ("prefix", "moves"))
-    ]
-    played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", repeatable))
-    for expected, scene in zip(repeatable, played, strict=True):
-        before, last = scene["counters"][-2:]
-        for kind in ("mallocs", "captures", "contexts"):
-            assert last[kind] == before[kind] > 0, f"{scene['name']}: {kind}"
-        passes = max(result["stats"]["passes"] for result in expected["results"])
-        # Every pass is a launch, and the prompts take at least one more.
-        assert last["launches"] - before["launches"] > passes, scene["name"]
 
 
 @pytest.mark.slow
@@ -278,7 +254,6 @@ def test_a_failed_capture_fails_no_request(
     monkeypatch,
     tmp_path: Path,
 ) -> None:
-    """Every graph that cannot be captured is logged once, and runs without a CUDA graph."""
     cuda_function = {
         "begin": "cudaStreamBeginCapture",
         "end": "cudaStreamEndCapture",
@@ -341,10 +316,10 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
     (engine_set,) = manifest.engines
 
     def refused(*device: int, **changes: Any) -> str:
-        """Return the error of both runtimes for the engine set with `changes`. device: the major
-        and minor compute capability of the fake GPU; the default is one that fits."""
+        """Return the error of both runtimes for the engine set with `changes`. device: the compute
+        capability of the fake GPU; the default fits."""
         changed = manifest.model_copy(update={"engines": (engine_set.model_copy(update=changes),)})
-        (bundle / FILE_NAME).write_text(changed.model_dump_json(), "utf-8")
+        (bundle / FILE_NAME).write_text(changed.text(), "utf-8")
         cpp = fake_gpu(bundle, scenes, "open", *device)
         assert cpp["all_freed"] and cpp["mallocs"] == 0
         python = Gpu(bundle, monkeypatch, **({"target": device[:2]} if device else {}))
@@ -366,30 +341,7 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
     assert "is not the file that was built" in refused(
         engines=(files[0].model_copy(update={"sha256": "0" * 64}),)
     )
-    fewer = files[0].model_copy(update={"profiles": files[0].profiles[:-1]})
-    assert "profiles and the manifest lists" in refused(engines=(fewer, *files[1:]))
-    assert "update its KV cache in place" in refused(
-        engines=(files[0].model_copy(update={"aliases": {}}), *files[1:])
-    )
     path = engine_set.path(bundle) / files[0].file
-    plan = json.loads(path.read_bytes())
-    for side, name, shape in (
-        ("inputs", "past_key.0", ["batch", 7, 64, 16]),  # heads
-        ("outputs", "logits", ["batch", "logit_rows", 7]),  # the vocabulary
-        ("inputs", "row_position", ["width", 1]),  # of another rank
-        ("inputs", "columns", None),
-        ("outputs", "no_tensor_of_the_bundle", [1]),
-    ):
-        tensors = {**plan[side], name: {"dtype": "float32", "shape": shape}}
-        if shape is None:
-            del tensors[name]
-        path.write_text(json.dumps(plan | {side: tensors}), "utf-8")
-        hashed = {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        rebuilt = files[0].model_copy(update=hashed)
-        assert f"differ in the shape of {name}: " in refused(engines=(rebuilt, *files[1:]))
     path.unlink()
     assert "is missing; run: pass-export build" in refused()
     assert (

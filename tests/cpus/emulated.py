@@ -1,9 +1,4 @@
-"""Runs bundles on this CPU, and prints their texts, K/V and kernels as JSON.
-
-    emulated.py BUNDLE...
-
-on_cpus.py starts this program, also on CPUs that qemu-user emulates.
-"""
+"""Prints what bundles (the arguments) compute on this CPU, as JSON. See on_cpus.py."""
 
 from __future__ import annotations
 
@@ -21,9 +16,8 @@ from pass_runtime.bundle.read import read_manifest
 
 PROMPT = np.random.default_rng(0).integers(4, 200, 112).tolist()
 PROMPT_TOKENS, TOKENS = 50, 16
-"""A text begins with so many tokens of PROMPT, and so many new ones are decoded."""
 CHUNKS = [10, 40, 3, 16, *[1] * 6, 37]
-"""Numbers of tokens of the chunks in which PROMPT is read, compared with reading it at once."""
+"""Tokens of the chunks in which PROMPT is read."""
 TEXTS = {  # number of slots -> temperature -> plans
     1: {0.0: ("ar", "two-pass", "fused", "auto"), 0.8: ("ar", "fused")},
     3: {0.0: ("ar", "fused")},
@@ -31,10 +25,7 @@ TEXTS = {  # number of slots -> temperature -> plans
 
 
 def entries(backend: OrtBackend, slot: int, chunks: list[int]) -> str:
-    """Read PROMPT in these chunks. Return a hash of the slot's K/V.
-
-    chunks: numbers of tokens.
-    """
+    """Read PROMPT in chunks. Return a hash of the slot's K/V."""
     length = 0
     for count in chunks:
         width = min(each for each in backend.capabilities.prefill_widths if each >= count)
@@ -50,8 +41,6 @@ def entries(backend: OrtBackend, slot: int, chunks: list[int]) -> str:
 
 
 def read_prompt(bundle: Path, slots: int) -> dict[str, Any]:
-    """Return hashes of the K/V of PROMPT in the last slot, read in chunks and at once, and whether
-    the backend says that they are equal (same_entries)."""
     backend = OrtBackend(bundle, read_manifest(bundle), "cpu", threads=1, max_batch_size=slots)
     backend.resize(256, [0] * slots)
     # In chunks first: afterwards the cache has the right entries already.
@@ -66,8 +55,7 @@ def read_prompt(bundle: Path, slots: int) -> dict[str, Any]:
 
 
 def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
-    """Return the tokens by plan and temperature ("ar at 0.8"), and how many prompt tokens the last
-    of these texts took from the prefix cache."""
+    """Return the tokens by plan and temperature, and the last text's cached prompt tokens."""
     tokens = {}
     with load(bundle, "cpu", threads=1, max_batch_size=slots) as session:
         for temperature, plans in TEXTS[slots].items():
@@ -80,7 +68,6 @@ def texts(bundle: Path, slots: int) -> tuple[dict[str, list[int]], int]:
 
 
 def run(bundle: Path) -> dict[str, Any]:
-    """Return what is printed of a bundle."""
     by_slots = {}
     for slots in TEXTS:
         written, cached = texts(bundle, slots)

@@ -1,8 +1,5 @@
-"""Tiny bundles of every format on other CPUs, which qemu-user emulates (scripts/test.sh cpus).
-
-On each of them every plan must write the text that the native CPU writes, and the KV cache must
-have the same bits.
-"""
+"""On CPUs that qemu-user emulates (scripts/test.sh cpus), tiny bundles of every format write the
+native CPU's texts and K/V, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ import pytest
 from emulated import PROMPT, PROMPT_TOKENS, TOKENS
 
 pytestmark = pytest.mark.timeout(0)
-"""Emulation takes minutes, and more on a busy machine."""
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "build/cpp/release/pass-cpp"
 CPUS = {
@@ -35,11 +31,9 @@ GENERATE.append(",".join(map(str, PROMPT[:PROMPT_TOKENS])))
 FORMATS = ("full", "int8", "int4")
 
 Printed = Mapping[str, Any]
-"""What emulated.py prints, by format."""
 
 
 def run_on(cpu: str | None, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on an emulated CPU, or on the native one."""
     folders = [*sys.path[1:], str(ROOT / "runtime")]
     # Such a variable would choose OpenBLAS's kernels, in place of the emulated CPU.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
@@ -50,7 +44,6 @@ def run_on(cpu: str | None, *command: object, **variables: str) -> subprocess.Co
 
 
 def printed_on(cpu: str | None, bundles: Mapping[str, Path], **variables: str) -> Printed:
-    """Run emulated.py."""
     program = Path(__file__).with_name("emulated.py")
     python = Path(sys.executable).resolve()
     done = run_on(cpu, python, program, *bundles.values(), **variables)
@@ -70,7 +63,6 @@ def native(bundles: dict[str, Path]) -> Printed:
 
 @pytest.fixture(scope="session")
 def printed(bundles: dict[str, Path]) -> Mapping[str, Printed]:
-    """What emulated.py prints on every CPU, two at a time."""
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(CPUS, pool.map(lambda cpu: printed_on(cpu, bundles), CPUS), strict=True))
 
@@ -80,7 +72,6 @@ def printed(bundles: dict[str, Path]) -> Mapping[str, Printed]:
 def test_every_plan_writes_the_native_text(
     printed: Mapping[str, Printed], native: Printed, cpu: str, name: str
 ):
-    """With one slot and with three. The chunks in which a prompt is read do not matter either."""
     assert printed[cpu][name]["kernels"] == CPUS[cpu]
     assert printed[cpu][name]["slots"] == native[name]["slots"]
     for slots in ("1", "3"):
@@ -104,7 +95,7 @@ def test_without_kernels_the_portable_trunk_runs(bundles: dict[str, Path], cpu: 
 def by_cpp(
     bundles: dict[str, Path],
 ) -> Mapping[tuple[str, str, str], subprocess.CompletedProcess[str]]:
-    """The finished runs of the C++ program, two at a time, by CPU, format and plan."""
+    """Two at a time, by CPU, format and plan."""
     if not PROGRAM.exists():
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
     runs = [*product(CPUS, FORMATS, ("ar", "fused"))]

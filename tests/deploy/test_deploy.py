@@ -1,5 +1,4 @@
-"""The files in deploy/: Kubernetes' schemas and hadolint accept them, and they fit pass-run serve.
-No image is built."""
+"""The files in deploy/ fit Kubernetes' schemas, hadolint and pass-run serve. No image is built."""
 
 from __future__ import annotations
 
@@ -30,30 +29,26 @@ and 5 s to close connections."""
 
 
 def read(name: str) -> list[dict]:
-    """Return the documents of a manifest in deploy/kubernetes."""
     return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text(encoding="utf-8")))
 
 
 def pods(name: str) -> dict:
-    """Return the pod template of a manifest's first document."""
     return read(name)[0]["spec"]["template"]
 
 
 def container(name: str) -> dict:
-    """Return the only container of these pods."""
     (only,) = pods(name)["spec"]["containers"]
     return only
 
 
 def parsed(arguments: list[str]) -> dict:
-    """Parse the arguments of pass-run as it does. Raises click's error for an unknown flag."""
+    """Parse the arguments of pass-run as it does."""
     command, *rest = arguments
     assert command == "serve"
     return serve.make_context("serve", list(rest)).params
 
 
 def commands(dockerfile: str, instruction: str) -> list[list[str]]:
-    """Return the words of every line such as `CMD ["serve", ...]`, one for each stage."""
     text = (DEPLOY / dockerfile).read_text(encoding="utf-8")
     return [*map(yaml.safe_load, re.findall(rf"(?m)^{instruction} (\[.*\])$", text))]
 
@@ -147,9 +142,8 @@ def test_a_pod_has_time_to_drain():
 
 
 def test_a_pod_on_the_cpu_has_room_for_full_sequences():
-    """SmolLM2-135M in fp32 has 538 MB of weights, and K/V of 30 layers with 3 heads of 64 numbers.
-    While the KV cache grows from 4096 to 8192 entries, the old and the new one exist at once. 0.5
-    GiB is for the rest of the process."""
+    """SmolLM2-135M in fp32: 538 MB of weights, K/V of 30 layers with 3 heads of 64 numbers, and for
+    a while two caches."""
     slots = parsed(container("deployment.yaml")["args"])["max_batch_size"]
     entry_bytes = 2 * 30 * 3 * 64 * 4 * slots
     needed = 538e6 + entry_bytes * (4096 + 8192) + 2**29
@@ -184,7 +178,6 @@ def test_selectors_and_names_match():
 
 
 def installs(name: str) -> str:
-    """Return the command by which the last stage of a Dockerfile installs packages, as one line."""
     text = re.sub(r"\\\n\s*", "", (DEPLOY / name).read_text(encoding="utf-8"))
     runs = [line for line in text.splitlines() if line.startswith("RUN") and "pip install" in line]
     return re.sub(r"^RUN (--mount=\S+ )?", "", runs[-1])
@@ -192,8 +185,6 @@ def installs(name: str) -> str:
 
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_an_image_for_gpus_installs_the_extra_gpu(name):
-    """The last stage of each Dockerfile is for GPUs, and installs in one command. The other stages
-    install the extra cpu."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     assert container("triton.yaml")["resources"]["limits"]["nvidia.com/gpu"] == 1
     *others, last = [
@@ -208,8 +199,6 @@ def test_an_image_for_gpus_installs_the_extra_gpu(name):
 @pytest.mark.parametrize("extras", ["gpu,serve", "gpu,tensorrt", "gpu,serve,tensorrt-rtx"])
 @pytest.mark.parametrize("engines", ["", "tensorrt-cu13", "tensorrt-rtx-cu13==1.7.1.116"])
 def test_an_image_for_engines_needs_their_version(name, extras, engines):
-    """The build argument ENGINES names the package and version of TensorRT; the installation begins
-    with a check of it."""
     check = installs(name).split(" && ")[0]
     environment = {"EXTRAS": extras, "ENGINES": engines}
     done = subprocess.run(["sh", "-c", check], env=environment, capture_output=True, check=False)
@@ -218,8 +207,6 @@ def test_an_image_for_engines_needs_their_version(name, extras, engines):
 
 
 def test_every_part_has_the_same_major_versions_of_tensorrt():
-    """The Python package and the C++ runtime allow the same versions, since each runs engines that
-    were built for the other."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extra = project["optional-dependencies"]["tensorrt"]
     (line,) = [each for each in extra if each.startswith("tensorrt-cu13")]

@@ -17,13 +17,12 @@ QUIET = ("--quiet", "--disable-pip-version-check")
 CONSTRAINED = (*QUIET, "--constraint", str(ROOT / "constraints.txt"))
 """Flags of pip with which it installs the versions of constraints.txt."""
 PROVIDERS = "import onnxruntime; print(*onnxruntime.get_available_providers())"
-OPEN_CUDA = "from pass_runtime.backends.ort.engine import choose_device; choose_device('cuda')"
+OPEN_CUDA = "from pass_runtime.backends.ort.session import choose_device; choose_device('cuda')"
 
 pytestmark = pytest.mark.slow
 
 
 def pip(python: Path, *arguments: str) -> str:
-    """Run pip in the environment of `python`, and return what it prints."""
     done = subprocess.run(
         [python, "-m", "pip", *arguments], capture_output=True, text=True, check=False
     )
@@ -38,7 +37,7 @@ def pip(python: Path, *arguments: str) -> str:
 def test_an_extra_installs_one_build_of_onnxruntime(
     extras: str, expected: set[str], tmp_path: Path
 ):
-    """The extra gpu brings cuBLAS and cuDNN, which onnxruntime-gpu does not require itself."""
+    """gpu brings cuBLAS and cuDNN, too."""
     report = tmp_path / "report.json"
     flags = ("--dry-run", "--ignore-installed", "--report", str(report))
     pip(Path(sys.executable), "install", *flags, *CONSTRAINED, f"{ROOT}{extras}")
@@ -53,8 +52,8 @@ def test_an_extra_installs_one_build_of_onnxruntime(
 @pytest.mark.seldom
 @pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu_can_be_repaired(tmp_path: Path):
-    """ONNX Runtime offers CUDA there, even without a GPU. If onnxruntime is installed over
-    onnxruntime-gpu, the error message names a command that repairs the environment."""
+    """If onnxruntime is installed over onnxruntime-gpu, the error names a command that repairs
+    it."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     python = tmp_path / "bin/python"
 

@@ -1,5 +1,4 @@
-"""runtime/kernels/build.py, as a program and as the hook that puts the CPU kernels into a wheel.
-The sources are small ones."""
+"""runtime/kernels/build.py, as a program and as the hook of a wheel, with small sources."""
 
 from __future__ import annotations
 
@@ -167,7 +166,6 @@ def test_a_wheel_is_for_the_systems_that_have_its_symbols(
 
 @pytest.fixture(scope="module")
 def hatchling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with the hatchling of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     (requirement,) = project["build-system"]["requires"]
     directory = tmp_path_factory.mktemp("hatchling")
@@ -191,7 +189,6 @@ class Project(Kernels):
         (root / "models/registry.toml").touch()
 
     def make(self, call: str, **changed: str) -> tuple[Path, str]:
-        """Call a function of the build backend. Return the file that it makes, and its messages."""
         done = subprocess.run(
             [sys.executable, "-c", f"from hatchling.build import *; print({call}('dist'))"],
             cwd=self.root,

@@ -1,8 +1,9 @@
-"""What a command needs of the extras is asked for when it starts: one line names the package and
-the extra, and with the extra that it names, the command ends well."""
+"""What a command lacks of the extras is named when it starts, and with them it ends well."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -82,11 +83,11 @@ def test_the_table_has_every_command():
 
 @pytest.fixture
 def places(tiny_bundle: Path, tiny_model: Path, tmp_path: Path) -> dict[str, str]:
-    """The arguments that COMMANDS names in capitals."""
     text, requests = tmp_path / "text.txt", tmp_path / "requests.jsonl"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
     requests.write_text('{"prompt": "a"}\n')
-    named = {"BUNDLE": tiny_bundle, "MODEL": tiny_model, "OUT": tmp_path / "out"}
+    own = shutil.copytree(tiny_bundle, tmp_path / "bundle", copy_function=os.link)  # build writes
+    named = {"BUNDLE": own, "MODEL": tiny_model, "OUT": tmp_path / "out"}
     return {key: str(value) for key, value in {**named, "TEXT": text, "REQUESTS": requests}.items()}
 
 
@@ -114,7 +115,6 @@ def test_a_missing_package_is_named_at_the_start(
 
 
 def closure(extras: Iterable[str]) -> set[str]:
-    """Return the packages that pip installs for pass-toolkit with these extras."""
     found: set[tuple[str, str]] = set()
     todo = [(PROJECT, extra) for extra in ("", *extras)]
     while todo:
@@ -131,8 +131,8 @@ def closure(extras: Iterable[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function that makes an environment as `pip install 'pass-toolkit[...]'` does, of links to
-    what is installed here, and returns its python."""
+    """Make an environment as `pip install 'pass-toolkit[...]'` does, of links, and return its
+    python."""
     made: dict[tuple[str, ...], Path] = {}
 
     def make(*extras: str) -> Path:

@@ -1,8 +1,5 @@
-"""A bundle driven as docs/bundle.md says ("Driving it") writes what the runtime writes.
-
-The driver here reads pass_config.json, and uses nothing of pass_runtime. No two of its buffers
-share memory: each output becomes the input that `feeds` of the manifest names.
-"""
+"""A bundle driven as docs/bundle.md says ("Driving it"), by pass_config.json alone, writes what the
+runtime writes. No two buffers share memory."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from pass_runtime import GenerateOptions, SamplingParams, load
 
 CAPACITY = 128
 POSITIONS = CAPACITY + 17
-"""Positions with noise offsets: a window can reach beyond the cache's capacity."""
+"""A window can reach beyond the capacity."""
 PROMPTS = ([5, 90, 33, 17, 120, 8, 44, 10, 11], [7, 250])
 TOKENS = 24
 SEED = (3 << 32) + 11
@@ -24,8 +21,7 @@ MASK = "window_mask"
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Return four random 32-bit words: Philox4x32-10 of a counter of four words and a key of
-    two."""
+    """Philox4x32-10 of a counter of four words and a key of two."""
     for _ in range(10):
         low, high = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
         words = (high >> 32 ^ counter[1] ^ key[0], high, low >> 32 ^ counter[3] ^ key[1], low)
@@ -35,19 +31,16 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
 
 
 def noise_offsets(seed: int) -> np.ndarray:
-    """Return the input `noise_offsets` for one slot, [POSITIONS,2], as docs/bundle.md defines
-    it."""
+    """Of one slot, [POSITIONS,2]."""
     words = [philox([n, 0, 0, 0], [seed & 0xFFFFFFFF, seed >> 32])[:2] for n in range(POSITIONS)]
     return np.array(words, np.int64) >> 17
 
 
 class Driver:
-    """Runs a bundle's graphs on the buffers of `slots` slots, which it holds by tensor name."""
-
     def __init__(self, bundle, slots: int) -> None:
         self.bundle, self.slots, self.sessions = bundle, slots, {}
         self.manifest = json.loads((bundle / "pass_config.json").read_text())
-        self.plans = {plan["name"]: plan for plan in self.manifest["plans"]}
+        self.windows = {window["name"]: window for window in self.manifest["windows"]}
         model = self.manifest["model"]
         self.vocab_size = model["vocab_size"]
         cache = (slots, model["kv_heads"], CAPACITY, model["head_dim"])
@@ -62,15 +55,14 @@ class Driver:
             "noise_offsets": np.zeros((slots, POSITIONS, 2), np.int64),
         }
 
-    def constants(self, plan: str) -> dict:
-        """Return the constants of a plan by tensor name. The manifest writes masks as "110"."""
-        listed = self.plans[plan]["constants"]
+    def constants(self, window: str) -> dict:
+        """The manifest writes masks as "110"."""
+        listed = self.windows[window]["constants"]
         mask = [[seen == "1" for seen in row] for row in listed[MASK]]
         arrays = {name: np.array(value, np.int64) for name, value in listed.items() if name != MASK}
         return arrays | {MASK: np.array(mask)}
 
     def run(self, graph: dict, given: dict) -> None:
-        """Run a graph of the manifest on the buffers and on `given`, and keep its outputs."""
         file = graph["file"]
         if file not in self.sessions:
             self.sessions[file] = ort.InferenceSession(
@@ -83,8 +75,7 @@ class Driver:
             self.buffers[self.manifest["feeds"].get(tensor["name"], tensor["name"])] = result
 
     def prefill(self, slot: int, tokens: list[int], width: int = 4) -> None:
-        """Write the K/V of a slot's prompt, in chunks of `width` tokens. The trunk runs over all
-        slots, so the K/V of the others are saved before, and put back."""
+        """The trunk runs over all slots, so the K/V of the others are put back."""
         saved = {
             name: array.copy() for name, array in self.buffers.items() if name.startswith("past_")
         }
@@ -103,24 +94,21 @@ class Driver:
             array[slot] = self.buffers[name][slot]
             self.buffers[name] = array
 
-    def stage(self, windows: dict[int, list[int]], plan: str) -> None:
-        """Stage windows without drafts, and mask the slots that get none.
-
-        windows: the tokens of a slot's text so far, by slot.
-        """
-        constants, drafts = self.constants(plan), self.plans[plan]["drafts"]
+    def stage(self, texts: dict[int, list[int]], window: str) -> None:
+        """Stage windows without drafts, and mask slots without a text."""
+        constants, drafts = self.constants(window), self.windows[window]["drafts"]
         ids = np.zeros((self.slots, len(constants["row_position"])), np.int64)
-        for slot, tokens in windows.items():
+        for slot, tokens in texts.items():
             ids[slot] = [tokens[-1], *[self.vocab_size] * drafts, *constants["lookahead_ids"]]
             self.buffers["length"][slot] = len(tokens) - 1
         self.buffers["input_ids"] = ids
-        self.buffers["active"][:] = [slot in windows for slot in range(self.slots)]
+        self.buffers["active"][:] = [slot in texts for slot in range(self.slots)]
 
-    def run_pass(self, plan: str, sampler: str) -> list[list[int]]:
-        """Run a pass. Return the tokens that each slot wrote."""
-        constants = self.constants(plan)
+    def run_pass(self, window: str, sampler: str) -> list[list[int]]:
+        """Return the tokens that each slot wrote."""
+        constants = self.constants(window)
         self.run(self.manifest["trunk"], constants)
-        self.run(self.plans[plan]["tails"][sampler], constants)
+        self.run(self.windows[window]["tails"][sampler], constants)
         counts, emitted = self.buffers["count"], self.buffers["emitted"]
         return [row[:count].tolist() for row, count in zip(emitted, counts, strict=True)]
 
@@ -132,7 +120,6 @@ def bundle(request):
 
 @pytest.fixture(scope="module")
 def expected(bundle):
-    """The tokens that the runtime writes after each prompt, by sampler."""
     sampling = {
         "greedy": SamplingParams(),
         "sample": SamplingParams(temperature=0.9, seed=SEED),
@@ -153,8 +140,7 @@ def expected(bundle):
 @pytest.mark.parametrize("sampler", ["greedy", "sample", "truncated"])
 @pytest.mark.parametrize("first", ["ar", "draft-3", "verify-2", "fused-2"])
 def test_a_bundle_driven_by_its_manifest_writes_the_runtimes_text(bundle, expected, first, sampler):
-    """Two texts are decoded, beginning with the plan `first`. After three passes their windows are
-    staged again, as if another plan was chosen."""
+    """After three passes windows are staged again, as if another one was chosen."""
     driver = Driver(bundle, slots=3)
     if sampler != "greedy":
         driver.buffers["temperature"][:] = 0.9
@@ -166,16 +152,16 @@ def test_a_bundle_driven_by_its_manifest_writes_the_runtimes_text(bundle, expect
     for slot, prompt in texts.items():
         driver.prefill(slot, prompt[:-1])
     driver.stage(texts, first)
-    plan, passes, emitted = first, 0, {slot: [] for slot in texts}
+    window, passes, emitted = first, 0, {slot: [] for slot in texts}
     while min(map(len, emitted.values())) < TOKENS:
-        written = driver.run_pass(plan, sampler)
+        written = driver.run_pass(window, sampler)
         assert written[1] == [] and driver.buffers["length"][1] == 0  # the masked slot
         for slot in texts:
             emitted[slot] += written[slot]
-        plan, passes = driver.plans[plan]["next"], passes + 1
+        window, passes = driver.windows[window]["next"], passes + 1
         if passes == 3:
             driver.stage({slot: texts[slot] + emitted[slot] for slot in texts}, first)
-            plan = first
+            window = first
     assert [tokens[:TOKENS] for tokens in emitted.values()] == expected[sampler]
     driver.run(driver.manifest["logprobs"], {})
     assert driver.buffers["top_ids"].shape == (3, driver.buffers["emitted"].shape[1], 20)

@@ -1,14 +1,10 @@
-"""The documentation is true: its links lead somewhere, the line counts are right, its Python runs,
-and the picture of windows shows the plans."""
+"""The documentation is true: its links lead somewhere, and its Python runs."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -38,22 +34,6 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-
-
-def test_the_line_counts_are_true():
-    """They may be wrong by 100 lines and 3 files per room. scripts/line_counts.py renews them."""
-    if subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True).returncode:
-        pytest.skip("not a git checkout")
-    script = load_script("line_counts")
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.split(script.MARKERS[0])[1].split(script.MARKERS[1])[0]
-    rows = re.findall(r"^\| `([\w/]+)/` \| ([\d,]+) \| (\d+) \| ([^|]+) \|$", table, re.MULTILINE)
-    assert all(words.strip() for *_, words in rows), "a room has no description"
-    shown = {room: (int(lines.replace(",", "")), int(files)) for room, lines, files, _ in rows}
-    counts = script.count()
-    assert set(shown) == set(counts) and "runtime/pass_runtime/decode" in counts
-    for room, (lines, files) in counts.items():
-        assert abs(shown[room][0] - lines) <= 100 and abs(shown[room][1] - files) <= 3, room
 
 
 def test_the_readme_begins_with_the_commands_for_a_fresh_machine():
@@ -86,17 +66,10 @@ def test_python_runs_as_printed(name, code, tiny_bundle, capsys):
     assert capsys.readouterr().out
 
 
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
-def test_the_picture_shows_the_plans():
-    matplotlib = pytest.importorskip("matplotlib")
-    script = load_script("draw_windows")
-    committed = script.PICTURE.read_text(encoding="utf-8")
-    if script.drawn_by(committed) != matplotlib.__version__:
-        pytest.skip(f"drawn by matplotlib {script.drawn_by(committed)}")
-    assert script.render() == committed
+def test_the_tree_names_rooms_that_exist():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"^\| `(\S+/)` \|", page, re.MULTILINE)
+    assert len(rooms) > 20 and [room for room in rooms if not (ROOT / room).is_dir()] == []
+    for folder in ("exporter/pass_exporter", "runtime/pass_runtime"):
+        packages = {f"{path.parent.relative_to(ROOT)}/" for path in ROOT.glob(f"{folder}/*/*.py")}
+        assert packages <= set(rooms)

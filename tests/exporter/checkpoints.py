@@ -31,8 +31,6 @@ def change_tensors(change: Callable[[Tensors], Tensors]) -> Change:
 
 
 def set_number(name: str, value: float) -> Change:
-    """Return a change that sets one number of the tensor `name` to `value`."""
-
     def change(tensors: Tensors) -> Tensors:
         tensors[name].view(-1)[5] = value
         return tensors
@@ -56,7 +54,7 @@ def write_json(file: str, content: object) -> Change:
 
 
 def split_weights(damage: Callable[[Path], None]) -> Change:
-    """Return a change that saves the weights in several files, and damages the second file."""
+    """Save the weights in several files, and damage the second."""
 
     def apply(directory: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(directory)
@@ -68,20 +66,17 @@ def split_weights(damage: Callable[[Path], None]) -> Change:
 
 
 def cut_off(path: Path) -> None:
-    """Leave what a file has if its download was broken off."""
     path.write_bytes(path.read_bytes()[:-50])
 
 
 def add_tokens(directory: Path) -> None:
-    """Add tokens to the tokenizer for which the model has no embeddings."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_tokens([f"<extra {i}>" for i in range(32)])
     tokenizer.save_pretrained(directory)
 
 
 def add_words(directory: Path) -> None:
-    """Add words to the vocabulary for which the model has no embeddings, as if the tokenizer were
-    that of another model."""
+    """As if the tokenizer were that of another model."""
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"] |= {f"word{i}": 320 + i for i in range(32)}
@@ -108,11 +103,6 @@ def write_gguf(
     keys: Mapping[str, Any] = MappingProxyType({}),
     **split: Any,
 ) -> Path:
-    """Write the weights of a tiny Llama in float32 to a .gguf file, and return `path`.
-
-    without, extra: the GGUF names of tensors that are left out or added. keys: more keys of the
-    file. split: options of GGUFWriter that split it in parts, whose names begin as that of `path`.
-    """
     config = json.loads((model / "config.json").read_text())
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(path, "llama", **split)

@@ -1,23 +1,11 @@
-"""Finds nodes for which ONNX Runtime's CUDA provider has no kernel, by operator, version and types.
-
-A node without a kernel runs on the CPU, its tensors are copied, and the graph is not captured. The
-table cuda_kernels.json has the newest kernel of each operator, its version and types, from ONNX
-Runtime's docs/OperatorKernels.md. That document is older than the first onnxruntime-gpu of the
-`gpu` extra, and lacks kernels of later versions. `DEVICE_OPERATORS` have a kernel of opset 24 in
-that release: for them, the types in the table are used whatever its version is. To renew the table:
-
-    cd tests/exporter; python cuda_kernels.py COMMIT < OperatorKernels.md > cuda_kernels.json
-
-The definition of an operator names the types of its inputs and outputs, such as T or I: here, these
-names are *type variables*.
-"""
+"""Finds nodes for which ONNX Runtime's CUDA provider has no kernel: they run on the CPU, and their
+graph is not captured. cuda_kernels.json is docs/OperatorKernels.md of ONNX Runtime, older than
+`DEVICE_OPERATORS`, which have a kernel of opset 24."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +14,6 @@ import onnx_ir as ir
 from host_values import DEVICE_OPERATORS
 
 TABLE = Path(__file__).with_suffix(".json")
-SOURCE = "docs/OperatorKernels.md of github.com/microsoft/onnxruntime, CUDAExecutionProvider"
 OPSET = 24
 OUTPUT_TYPED_BY = {"DequantizeLinear": 1}
 """Operators whose output has the type of the input at this index, if no attribute names the
@@ -64,7 +51,6 @@ def missing_kernels(file: Path) -> list[str]:
 
 
 def _fault(node: ir.Node, kernels: dict[str, Any], types: dict[ir.Value, str]) -> str | None:
-    """Return why `node` has no kernel, or None. Add the types of its outputs to `types`."""
     kernel = kernels.get(node.domain, {}).get(node.op_type)
     if kernel is None:
         return "has no CUDA kernel of any type"
@@ -100,7 +86,6 @@ def _fault(node: ir.Node, kernels: dict[str, Any], types: dict[ir.Value, str]) -
 
 
 def _output_type(node: ir.Node, variable: str, types: dict[ir.Value, str]) -> str:
-    """Return the type of an output whose type variable no input has."""
     if (concrete := re.fullmatch(r"tensor\((\w+)\)", variable)) is not None:
         return concrete[1]
     for name in ("to", "output_dtype"):
@@ -119,56 +104,5 @@ def _output_type(node: ir.Node, variable: str, types: dict[ir.Value, str]) -> st
 
 
 def _name(dtype: ir.DataType | None) -> str:
-    """Return the name that the document has for a type."""
     assert dtype is not None
     return {"FLOAT": "float", "DOUBLE": "double"}.get(dtype.name, dtype.name.lower())
-
-
-def rows(document: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (domain, operator, entry of the table) for the newest CUDA kernel of each operator.
-
-    document: the text of OperatorKernels.md. Rows of an operator's older kernels have no name.
-    """
-    section = document.split("## Operators implemented by CUDAExecutionProvider")[1].split(
-        "\n## ", maxsplit=1
-    )[0]
-    domain = ""
-    for line in section.splitlines():
-        if (heading := re.match(r"\|\*\*Operator Domain:\*\* \*([\w.]+)\*", line)) is not None:
-            domain = "" if heading[1] == "ai.onnx" else heading[1]
-        cells = line.split("|")[1:-1]
-        if len(cells) != 4 or not re.fullmatch(r"\w+", cells[0]) or "**" not in cells[3]:
-            continue
-        yield domain, cells[0], _entry(*cells[1:])
-
-
-def _entry(parameters: str, versions: str, types: str) -> dict[str, Any]:
-    """Return the entry of the table for the cells of a row."""
-    newest = parameters.split("or<br>", maxsplit=1)[0]
-
-    def variables(direction: str) -> str:
-        names = re.findall(rf"\*{direction}\* [\w.]+:\*\*([\w()]+)\*\*", newest)
-        return " ".join(name.removeprefix("tensor(").removesuffix(")") for name in names)
-
-    types_by_variable = re.findall(r"\*\*(\w+)\*\* = ([^*]+?)(?=<br/>|$)", types)
-    return {
-        "versions": versions,
-        "inputs": variables("in"),
-        "outputs": variables("out"),
-        "types": {
-            variable: " ".join(re.findall(r"tensor\((\w+)\)", names))
-            for variable, names in types_by_variable
-        },
-    }
-
-
-def main() -> None:
-    kernels: dict[str, dict[str, Any]] = {"": {}, "com.microsoft": {}}
-    for domain, operator, entry in rows(sys.stdin.read()):
-        if domain in kernels:
-            kernels[domain][operator] = entry
-    json.dump({"source": SOURCE, "commit": sys.argv[1], "kernels": kernels}, sys.stdout, indent=1)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,20 +17,14 @@ PASS_EXPORT = [sys.executable, "-m", "pass_exporter.cli"]
 
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run pass-export in a process of its own. options: of subprocess.run."""
     command = [*PASS_EXPORT, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, **options
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def command(
     *arguments: object, main: click.Command = pass_exporter.cli.main
 ) -> subprocess.CompletedProcess[str]:
-    """Run `main` in this process, which saves the seconds in which a new one imports torch.
-
-    Return what `process` would return. Raises an exception that the command does not handle.
-    """
+    """Do as `process` does in this process, which has imported torch."""
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -38,8 +32,7 @@ def command(
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the error of a command that must have failed with status 2: one line, the last one on
-    stderr, which lines of progress may precede."""
+    """Return the error of a command that must have failed: one line, the last on stderr."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()
@@ -49,11 +42,8 @@ def error_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def wait_for(directory: Path, pattern: str, running: subprocess.Popen[str]) -> Path:
-    """Wait until a path in `directory` matches `pattern`, and return it. Fail if the process
-    `running` ends before."""
-    for _ in range(6000):
+    while True:
         for path in directory.glob(pattern):
             return path
         assert running.poll() is None, running.communicate()
         time.sleep(0.01)
-    raise AssertionError(f"no {pattern} in {directory}")

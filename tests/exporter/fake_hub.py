@@ -17,10 +17,7 @@ COMMIT = "0123456789" * 4
 def fake_hub(
     repo: str, revision: str, directory: Path, *, without: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield the hub's address, and a list that grows by the path of each request.
-
-    directory: has the files of the model. without: the name of a file that the hub lacks.
-    """
+    """Yield the hub's address, and a list of requests. without: a file that the hub lacks."""
     requests: list[str] = []
     names = [path.name for path in directory.iterdir() if path.name != without]
     information = json.dumps(
@@ -70,8 +67,6 @@ def fake_hub(
 
 @contextmanager
 def hub_that_hangs_up() -> Iterator[tuple[str, list[str]]]:
-    """Yield an address where every connection is closed without an answer, and a list that grows by
-    the first line of each connection."""
     requests: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -84,7 +79,6 @@ def hub_that_hangs_up() -> Iterator[tuple[str, list[str]]]:
 
 @contextmanager
 def running(server: socketserver.TCPServer) -> Iterator[str]:
-    """Serve in a thread during the `with` block, and yield the server's address."""
     with server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

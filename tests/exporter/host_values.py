@@ -1,11 +1,6 @@
-"""Finds values of a graph that ONNX Runtime's CUDA provider copies between the host and the device.
-
-A size (Shape, Size) is computed on the host, and so is arithmetic with sizes alone. Many operators
-read such values on the host: Reshape its shape, Slice its ends, Range its limits. Any other
-operator that also reads tensors of the device, or a constant of more than a few numbers, would need
-a copy, and a graph with one in it cannot be captured as a CUDA graph: "Shape nodes on the CPU are
-allowed, copies are not" (ONNX Runtime's documentation of its CUDA provider, `enable_cuda_graph`).
-"""
+"""Finds values that ONNX Runtime's CUDA provider copies between host and device: sizes, and
+arithmetic with sizes alone, are on the host. A graph with such a copy cannot be captured as a CUDA
+graph."""
 
 from __future__ import annotations
 
@@ -62,8 +57,8 @@ MAX_HOST_NUMBERS = 100
 
 
 def copied_values(file: Path) -> list[str]:
-    """Return a line for every node that reads both sizes and tensors of the device, for every node
-    without a CUDA kernel, and for every output that is a size."""
+    """Return a line for every node that reads sizes and tensors of the device, or has no CUDA
+    kernel, and for every output that is a size."""
     graph = ir.load(file).graph
     sizes: set[ir.Value] = set()  # values on the host
     faults = []

@@ -12,46 +12,50 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from conftest import export_bundle, make_model
-from pass_exporter.model.fingerprint import model_fingerprint, same_fingerprint
 from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import read_lookahead
+from pass_exporter.model.lookahead import model_fingerprint, read_lookahead, same_fingerprint
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
-from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.bundle.plan import Plan, ar_plan, draft_plan, prefill_plan, verify_plan
+from pass_runtime.backends.ort.session import open_session
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.bundle.window import (
+    Window,
+    ar_window,
+    draft_window,
+    prefill_window,
+    verify_window,
+)
 from trunk_feeds import trunk_feed
 
 ENTRIES = 20
 """The number of cache entries before a window."""
-PLANS = [
-    ar_plan(),
-    verify_plan(4),
-    draft_plan(1),
-    draft_plan(6),
-    prefill_plan(16),
-    Plan("fused", 2, (2, 2, 2)),
+WINDOWS = [
+    ar_window(),
+    verify_window(4),
+    draft_window(1),
+    draft_window(6),
+    prefill_window(16),
+    Window("fused", 2, (2, 2, 2)),
 ]
 
 
-def run_trunk(bundle: Path, plan: Plan) -> list[np.ndarray]:
-    """Return the logits of every row and the cache, for a window after ENTRIES random entries."""
+def run_trunk(bundle: Path, window: Window) -> list[np.ndarray]:
     manifest, rng = read_manifest(bundle), np.random.default_rng(0)
     model = manifest.model
-    tokens = rng.integers(0, model.vocab_size, (1, plan.width))
+    tokens = rng.integers(0, model.vocab_size, (1, window.width))
     shape = (1, model.kv_heads, 48, model.head_dim)
     past = [rng.standard_normal(shape, np.float32) for _ in range(2 * model.layers)]
     session = open_session(bundle / manifest.trunk.file, "cpu")
-    return session.run(None, trunk_feed(session, plan, tokens, [ENTRIES], past))
+    return session.run(None, trunk_feed(session, window, tokens, [ENTRIES], past))
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
 def test_an_adapter_changes_no_bit_of_the_rows_of_tokens(
-    random_bundle: Path, adapter_bundle: Path, plan: Plan
+    random_bundle: Path, adapter_bundle: Path, window: Window
 ):
-    logits, *cache = run_trunk(random_bundle, plan)
-    adapted_logits, *adapted_cache = run_trunk(adapter_bundle, plan)
-    rows = plan.width - len(plan.lookahead_rows)  # the rows of tokens are the first ones
+    logits, *cache = run_trunk(random_bundle, window)
+    adapted_logits, *adapted_cache = run_trunk(adapter_bundle, window)
+    rows = window.width - len(window.lookahead_rows)  # the rows of tokens are the first ones
     np.testing.assert_array_equal(adapted_logits[:, :rows], logits[:, :rows])
     for adapted, plain in zip(adapted_cache, cache, strict=True):
         end = ENTRIES + rows

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from conftest import SilentProgress, export_bundle, make_model
 from pass_exporter.cli import main
 from pass_exporter.config import EngineConfig
-from pass_exporter.engines import staging as engine_staging
+from pass_exporter.engines import install
 from pass_exporter.engines.build import build_engines, graph_sources
 from pass_exporter.engines.builder import EngineBuilder, Source
 from pass_exporter.engines.memory import check_fits, estimate
@@ -55,8 +55,6 @@ def manifest(tiny_bundle: Path) -> Manifest:
 
 
 class Interrupted(SilentProgress):
-    """Raises KeyboardInterrupt at step number `step` of the phases with `phase` in their names."""
-
     def __init__(self, phase: str, step: int) -> None:
         self._phase, self._steps_left = phase, step
 
@@ -90,7 +88,7 @@ def test_an_interrupted_build_continues_with_the_next_engine(bundle: Path):
 
 @pytest.fixture
 def any_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make fake engines, because the library takes seconds for each."""
+    """The library takes seconds for each engine."""
     monkeypatch.setattr(
         EngineBuilder, "build", lambda _self, source, _step: repr(source.profiles).encode()
     )
@@ -112,16 +110,16 @@ def test_engines_are_replaced_with_force_only(bundle: Path):
 
 
 def test_only_one_build_at_a_time_makes_engines_for_the_same_gpu(bundle: Path):
-    with engine_staging.staging(bundle, "of-one-gpu"):
+    with install.staging(bundle, "of-one-gpu"):
         with (
             pytest.raises(
                 PassError,
                 match=r"another pass-export build is making the engines of-one-gpu .*wait for it",
             ),
-            engine_staging.staging(bundle, "of-one-gpu"),
+            install.staging(bundle, "of-one-gpu"),
         ):
             pytest.fail("the second build began")
-        with engine_staging.staging(bundle, "of-another-gpu"):
+        with install.staging(bundle, "of-another-gpu"):
             pass
     assert {path.name for path in (bundle / "engines").iterdir()} == {
         ".of-one-gpu.partial",
@@ -133,21 +131,17 @@ def test_only_one_build_at_a_time_makes_engines_for_the_same_gpu(bundle: Path):
 def test_only_one_build_at_a_time_changes_the_manifest(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A build adds its engines to the manifest that it reads. Without a lock, a build that ends at
-    the same time could lose its own."""
-
     def read(path: Path) -> Manifest:
         with pytest.raises(BlockingIOError):
             open_locked(path / "engines" / ".manifest.lock")
         return read_manifest(path)
 
-    monkeypatch.setattr(engine_staging, "read_manifest", read)
+    monkeypatch.setattr(install, "read_manifest", read)
     built = build_engines(bundle, CONFIG, SilentProgress()).engines
     assert read_manifest(bundle).engines == (built,)
 
 
 def source_of(node: onnx.NodeProto, dtype: str = "float32") -> Source:
-    """Return a graph of one node with the input x [n] and the output y [n]."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
@@ -166,7 +160,6 @@ def build_one(source: Source) -> bytes:
 def test_engines_that_compile_kernels_allocate_nothing_while_they_run(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A CUDA graph cannot allocate memory. With the flag, the library refuses operators that do."""
     import tensorrt_rtx as trt
 
     configs, make_config = [], EngineBuilder._config
@@ -239,7 +232,6 @@ def test_a_cache_that_is_not_updated_in_place_is_refused(tiny_bundle: Path, mani
     ],
 )
 def test_targets_are_those_that_are_named_or_the_gpu(library, compute_capability, device, expected):
-    """TensorRT builds for the GPU of this machine alone. expected: the targets, or the error."""
     config = EngineConfig(library.name, compute_capability=compute_capability)
     if isinstance(expected, tuple):
         assert choose_targets(library, config.compute_capability, device) == expected
@@ -281,7 +273,6 @@ def test_a_target_that_does_not_support_a_number_format_is_refused(manifest: Man
 def test_the_capacity_holds_the_longest_text_and_the_widest_window(
     manifest: Manifest, options, expected
 ):
-    """expected: the capacity, or the error."""
     config = EngineConfig("tensorrt", **options)
     if isinstance(expected, int):
         assert choose_capacity(config.capacity, config.max_seq_len, manifest) == expected
@@ -306,8 +297,6 @@ def test_an_engine_that_needs_too_much_memory_is_refused(tiny_bundle: Path, mani
 
 
 def test_prefill_widths(tiny_bundle: Path, manifest: Manifest):
-    """They are at most the capacity, and their rows must fit into a GiB. The trunk has a profile
-    for each, which the estimate of memory includes."""
     columns = (512, 2048, 4160)  # the last is the capacity
     large = manifest.model_copy(update={"model": manifest.model.model_copy(update={"heads": 64})})
     default = choose_widths(None, manifest, columns)

@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime as ort
@@ -15,14 +14,11 @@ import pytest
 
 from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
 from pass_exporter.bundle import write_tokenizer
-from pass_exporter.checks.verify import limits_of
+from pass_exporter.checks.trunks import limits_of
 from pass_exporter.model.registry import WheelFile, registry
-from pass_runtime import GenerateOptions, Manifest, PassError, SamplingParams, load, read_manifest
-from pass_runtime.backends.ort.kernels import library
+from pass_runtime import Manifest, PassError, load, read_manifest
+from pass_runtime.backends.ort.session import library
 from pass_runtime.bundle.bindings import fed_input
-from pass_runtime.bundle.plan import bundle_plans
-from pass_runtime.measuring.lossless import run_tokens
-from same_text import assert_same_text
 
 ORT_TYPES = {
     "tensor(int64)": "int64",
@@ -61,9 +57,8 @@ def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(
 ):
     directory: Path = request.getfixturevalue(bundle)
     manifest = read_manifest(directory)
-    assert manifest.processors is not None
     graphs = [manifest.trunk, manifest.logprobs, manifest.processors]
-    graphs += [graph for plan in manifest.plans for graph in plan.tails.values()]
+    graphs += [graph for window in manifest.windows for graph in window.tails.values()]
     graphs += [
         manifest.trunk.model_copy(update={"file": derived.file}) for derived in manifest.derived
     ]
@@ -84,25 +79,11 @@ def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(
             assert tensors == expected, graph.file
 
 
-def test_plans_are_those_of_the_runtime(manifest: Manifest):
-    for info, plan in zip(manifest.plans, bundle_plans(6), strict=True):
-        expected = (plan.name, plan.drafts, plan.groups, plan.next.name)
-        assert (info.name, info.drafts, info.groups, info.next) == expected
-        constants = info.constants
-        mask = [[bit == "1" for bit in row] for row in constants.window_mask]
-        assert list(constants.row_position) == plan.row_position.tolist()
-        assert mask == plan.window_mask.tolist()
-        assert list(constants.logit_rows) == plan.logit_rows.tolist()
-        assert list(constants.lookahead_rows) == plan.lookahead_rows.tolist()
-        draft_rows = plan.draft_rows.tolist() if plan.is_fused else []
-        assert [list(row) for row in constants.draft_rows] == draft_rows
-        assert list(constants.lookahead_ids) == plan.lookahead_ids(VOCAB_SIZE).tolist()
-        files = {sampler: graph.file for sampler, graph in info.tails.items()}
-        assert files == {s: f"tail.{plan.name}.{s}.onnx" for s in ("greedy", "sample", "truncated")}
-
-
 def test_feeds_name_the_next_input_of_every_output_that_has_one(manifest: Manifest):
-    graphs = [manifest.trunk, *(graph for plan in manifest.plans for graph in plan.tails.values())]
+    graphs = [
+        manifest.trunk,
+        *(graph for window in manifest.windows for graph in window.tails.values()),
+    ]
     outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
     expected = {name: fed_input(name) for name in outputs if fed_input(name) is not None}
     assert manifest.feeds == expected
@@ -149,7 +130,6 @@ def test_a_session_encodes_texts_and_messages_as_transformers_does(tiny_bundle: 
 
 
 def test_a_bundle_has_the_chat_templates_that_a_session_uses(tmp_path: Path):
-    """A warning names the others."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = {"default": "a", "tool_use": "b", "rag": "c"}
     with pytest.warns(
@@ -190,21 +170,6 @@ def test_an_fp16_bundle_has_a_cache_in_fp16_and_logits_in_fp32(
     assert half < 0.6 * full
 
 
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(1.0, seed=3), SamplingParams(0.8, 40, 0.9, 3)]
-)
-def test_two_pass_decoding_in_fp16_writes_the_text_of_plain_decoding(
-    half_bundle: Path, sampling: SamplingParams
-):
-    session = load(half_bundle, "cpu", threads=1)
-    prompt = session.encode("The quick brown fox")
-    ar = GenerateOptions(32, sampling, plan="ar", ignore_eos=True)
-    plain = run_tokens(session, prompt, ar).token_ids
-    for lookahead in (1, 2, 3):
-        options = replace(ar, plan="two-pass", lookahead=lookahead)
-        assert_same_text(session, prompt, options, plain)
-
-
 def test_the_registry_names_models_of_the_hub_and_of_pypi():
     entries = registry()
     assert "smollm2-135m" in entries  # the quick start's model
@@ -223,7 +188,6 @@ def test_the_registry_names_models_of_the_hub_and_of_pypi():
 
 
 def test_the_largest_error_that_an_export_accepts_depends_on_the_model(tiny_bundle: Path):
-    """It has a minimum, grows with the model's width and depth, and is larger in fp16."""
     sizes = read_manifest(tiny_bundle).model
     assert limits_of(sizes).error == 1e-4
     large = sizes.model_copy(update={"layers": 32, "hidden_size": 4096})

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from conftest import make_model
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.registry import resolve
-from pass_exporter.quantize import bf16, text
-from pass_exporter.quantize.bf16 import bf16_copy, uses_bf16
-from pass_exporter.quantize.text import file_ids, own_ids
+from pass_exporter.quantize import text
+from pass_exporter.quantize.text import bf16_copy, file_ids, own_ids, uses_bf16
 
 
 def no_report(_done: int, _steps: int) -> None:
@@ -28,7 +27,6 @@ def loaded(tiny_model: Path) -> LoadedModel:
 
 
 def set_bf16(monkeypatch: pytest.MonkeyPatch, *, has_bf16: bool) -> None:
-    """Make the CPU seem to have products in bf16, or to lack them; torch computes them anyway."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
 
 
@@ -47,7 +45,7 @@ def test_bf16_is_used_for_fp32_models_on_cpus_that_have_it(
 )
 def test_torch_names_the_features_of_this_cpu(loaded: LoadedModel):
     words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    assert uses_bf16(loaded.model) == any(word in words for word in bf16.CPU_FEATURES)
+    assert uses_bf16(loaded.model) == any(word in words for word in text.CPU_FEATURES)
 
 
 def test_a_copy_in_bf16_does_not_change_the_model(tmp_path: Path):
@@ -67,8 +65,6 @@ def test_a_copy_in_bf16_does_not_change_the_model(tmp_path: Path):
 def test_a_model_writes_all_its_calibration_sequences_in_one_batch(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each sequence begins with the first tokens of a prompt, as many as the shortest prompt has,
-    and each of the model's passes adds a token to all sequences."""
     set_bf16(monkeypatch, has_bf16=False)
     passes, steps = [], []
     handle = loaded.model.model.register_forward_hook(lambda *_: passes.append(1))

@@ -37,6 +37,7 @@ from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
+from pass_runtime.bundle.manifest import FileInfo
 
 UP = "model.layers.0.mlp.up_proj.weight"
 UP_NAME = UP.removesuffix(".weight")
@@ -50,7 +51,6 @@ def unlink(name: str) -> Change:
 
 
 def drop_tensors(part: str) -> Change:
-    """Return a change that removes the tensors whose names contain `part`."""
     return change_tensors(lambda old: {name: t for name, t in old.items() if part not in name})
 
 
@@ -140,8 +140,6 @@ BROKEN: dict[str, tuple[Change, str]] = {
 
 
 def store(**parts: torch.Tensor) -> Change:
-    """Return a change that stores a layer as these tensors, in place of its weight."""
-
     def change(old: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         kept = {name: tensor for name, tensor in old.items() if name != UP}
         return kept | {f"{UP_NAME}.{part}": tensor for part, tensor in parts.items()}
@@ -314,15 +312,12 @@ def test_a_tied_head_needs_no_tensor_of_its_own(tmp_path: Path):
 
 @pytest.mark.slow
 def test_every_family_loads(tmp_path: Path):
-    """transformers adds tokens to the tokenizers of some families, and the model has no embeddings
-    for them."""
     for family in SUPPORTED_FAMILIES:
         loaded = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32")
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 
 
 def test_added_tokens_beyond_the_vocabulary_are_read_as_text(tiny_model: Path, tmp_path: Path):
-    """Published models have such tokens: Gemma3's text models, for example, have one for images."""
     model = changed_copy(tiny_model, tmp_path / "model", add_tokens)
     with pytest.warns(
         UserWarning,
@@ -336,7 +331,6 @@ def test_added_tokens_beyond_the_vocabulary_are_read_as_text(tiny_model: Path, t
 
 
 def set_far_end_token(directory: Path) -> None:
-    """Make a token beyond the model's vocabulary the start and the end token."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.add_special_tokens({"eos_token": "<far>", "bos_token": "<far>"})
     tokenizer.save_pretrained(directory)
@@ -357,8 +351,6 @@ def test_start_and_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Pat
 
 
 def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path):
-    """A tokenizer.json has the truncation and padding of the last call before it was saved, which
-    transformers ignores."""
     model = shutil.copytree(tiny_model, tmp_path / "model")
     saved = Tokenizer.from_file(str(model / "tokenizer.json"))
     saved.enable_truncation(4)
@@ -401,11 +393,10 @@ def test_the_option_trust_remote_code_is_refused():
 def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Here the exporter's own check is made to miss a wrong end token."""
-    monkeypatch.setattr("pass_exporter.model.load.end_tokens", lambda *_: (999,))
-    with pytest.raises(
-        PassError, match=r"the runtime refuses the bundle .* token 999 is not in the vocabulary"
-    ) as refused:
+    """Here the manifest has wrong sizes of files."""
+    wrong = FileInfo(sha256="0" * 64, bytes=1)
+    monkeypatch.setattr("pass_exporter.bundle.file_info", lambda _: wrong)
+    with pytest.raises(PassError, match=r"runtime refuses the bundle .* report it") as refused:
         export_bundle(tiny_model, tmp_path / "bundles" / "bundle", lookahead=2)
     assert "export the bundle again" not in str(refused.value)
     assert list((tmp_path / "bundles").iterdir()) == []

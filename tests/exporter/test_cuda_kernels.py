@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from cuda_kernels import missing_kernels, rows
+from cuda_kernels import missing_kernels
 from host_values import copied_values
 
 from pass_exporter.tails.tape import GraphTape
@@ -25,7 +25,6 @@ BUNDLES = ("tiny", "adapter", "head", "subset", "rejection", *FORMATS)
 def test_all_graphs_of_a_bundle_can_be_captured(
     name: str, request: pytest.FixtureRequest, in_format: Callable[[str], Path]
 ):
-    """All but the trunks for CPUs. test_derived_cuda.py checks the trunks of every family."""
     in_floats = name not in FORMATS
     bundle = request.getfixturevalue(f"{name}_bundle") if in_floats else in_format(name)
     derived = read_manifest(bundle).derived
@@ -35,12 +34,9 @@ def test_all_graphs_of_a_bundle_can_be_captured(
     assert [line for file in files for line in copied_values(file)] == []
     if in_floats:
         assert [line for file in files for line in missing_kernels(file)] == []
-    # Only a bundle whose head has a part of the vocabulary and the rule `match` has trees.
-    assert any("tail.tree" in file.name for file in files) == (name == "subset")
 
 
 def save(op: GraphTape, value: Any, dtype: Any, path: Path) -> Path:
-    """Save the graph with the output y [m] = `value`."""
     ir.save(op.model({"y": (value, dtype, ["m"])}), path)
     return path
 
@@ -57,7 +53,6 @@ def save(op: GraphTape, value: Any, dtype: Any, path: Path) -> Path:
 def test_a_node_without_a_kernel_is_found(
     tmp_path: Path, operator: str, dtype, attributes, fault: str | None
 ):
-    """The type of the node's input follows from the Cast before it."""
     op = GraphTape("one")
     shape = op("Shape", op.input("x", np.float32, ["n", "n"]))
     x = op("Cast", shape, to=int(ir.DataType.from_numpy(np.dtype(dtype))))
@@ -66,7 +61,6 @@ def test_a_node_without_a_kernel_is_found(
 
 
 def test_a_size_that_is_compared_with_a_tensor_is_found(tmp_path: Path):
-    """Less compares the tensor x with a size, less 1. The sizes that Expand reads are no fault."""
     op = GraphTape("mixed")
     x = op.input("x", np.int64, ["n"])
     last = op("Sub", op("Shape", x), op.const([1]))
@@ -94,26 +88,3 @@ def test_values_are_copied_for_an_operator_without_a_kernel(tmp_path: Path):
     elu = op("Elu", op("Exp", op.input("x", np.float32, ["m"])))
     (line,) = copied_values(save(op, elu, np.float32, tmp_path / "elu.onnx"))
     assert "Elu" in line
-
-
-def test_the_table_has_the_newest_cuda_kernels_of_the_document():
-    document = """
-## Operators implemented by CPUExecutionProvider
-|**Operator Domain:** *ai.onnx*||||
-|Abs|*in* X:**T**<br> *out* Y:**T**|13+|**T** = tensor(int64)|
-## Operators implemented by CUDAExecutionProvider
-| Op Name | Parameters | OpSet Version | Types Supported |
-|---------|------------|---------------|-----------------|
-|**Operator Domain:** *ai.onnx*||||
-|ArgMax|*in* data:**T**<br> *out* reduced:**tensor(int64)**|13+|**T** = tensor(double), tensor(float)|
-|||12|**T** = tensor(double)|
-| |
-|**Operator Domain:** *com.microsoft*||||
-|Pick|*in* x:**T**<br> *in* i:**I**<br> *out* y:**T**|1+|**I** = tensor(int32), tensor(int8)<br/> **T** = tensor(int4)|
-
-## Operators implemented by DmlExecutionProvider
-"""
-    argmax = {"versions": "13+", "inputs": "T", "outputs": "int64", "types": {"T": "double float"}}
-    types = {"T": "int4", "I": "int32 int8"}
-    pick = {"versions": "1+", "inputs": "T I", "outputs": "T", "types": types}
-    assert list(rows(document)) == [("", "ArgMax", argmax), ("com.microsoft", "Pick", pick)]

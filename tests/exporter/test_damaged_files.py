@@ -58,7 +58,6 @@ DAMAGES = {
 
 
 def refusal(model: Path) -> str:
-    """Return the one line of the error with which `model` is refused."""
     with pytest.raises(PassError) as caught:
         load_model(resolve(str(model)), "fp32")
     assert "\n" not in str(caught.value)

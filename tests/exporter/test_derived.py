@@ -30,9 +30,10 @@ from pass_exporter.quantize.run import quantize
 from pass_exporter.quantize.spec import SPECS
 from pass_exporter.trunk.graph import move_weights
 from pass_exporter.trunk.trace import trace_trunk
-from pass_runtime.backends.ort.kernels import find_kernels, library
+from pass_runtime.backends.ort.session import find_kernels, library
 from pass_runtime.bundle.manifest import DerivedTrunk
-from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
+from pass_runtime.bundle.plan import make_plan
+from pass_runtime.bundle.window import Window, prefill_window
 from pass_trainer.drafter import ADAPTED_LAYERS
 from trunk_feeds import trunk_feed
 
@@ -59,13 +60,12 @@ NODES = {
 }
 """Numbers of nodes by family: all but the layers, a layer, and a layer in the format `full`, whose
 products do not take in the adapter."""
-PLANS = [
-    *make_cycle("ar", 0).plans,
-    *make_cycle("fused", 3).plans,
-    *make_cycle("two-pass", 2).plans,
-    *make_cycle("tree-5", 4).plans,
-    prefill_plan(16),
-    prefill_plan(64),
+WINDOWS = [
+    *make_plan("ar", 0).windows,
+    *make_plan("fused", 3).windows,
+    *make_plan("two-pass", 2).windows,
+    prefill_window(16),
+    prefill_window(64),
 ]
 ENTRIES = (140, 9)
 """The number of cache entries before the window, for each of two slots."""
@@ -74,8 +74,6 @@ by_format = pytest.mark.parametrize("weights", FORMATS)
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model and how it is exported. adapted: the layers that the adapter changes."""
-
     family: str
     weights: str
     adapted: Sequence[str] = tuple(ADAPTED_LAYERS)
@@ -85,8 +83,6 @@ class Case:
 
 @dataclass
 class Trunks:
-    """The portable trunk and the one for CPUs, in a directory."""
-
     directory: Path
     entry: DerivedTrunk
     sessions: dict[str, ort.InferenceSession] = field(default_factory=dict)
@@ -94,18 +90,13 @@ class Trunks:
     def run(
         self,
         file: str,
-        plan: Plan,
+        window: Window,
         slots: Sequence[int] = (0, 1),
         capacity: int = 256,
         *,
         in_place: bool = False,
         rows: Sequence[int] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Return the outputs by name, for a window after ENTRIES random entries of the cache.
-
-        in_place: whether the caches are inputs and outputs in the same memory. rows: the look-ahead
-        rows, if they are not those of the plan.
-        """
         session, rng = self.open(file), np.random.default_rng(0)
         tokens = rng.integers(0, VOCAB_SIZE, (len(ENTRIES), 64))[list(slots)]
         lengths, past = [ENTRIES[slot] for slot in slots], []
@@ -116,7 +107,7 @@ class Trunks:
                 past.append(np.zeros((len(slots), heads, capacity, size), np.float32))
                 for cache, slot, length in zip(past[-1], slots, lengths, strict=True):
                     cache[:, :length] = entries[slot, :, :length]
-        feed = trunk_feed(session, plan, tokens, lengths, past)
+        feed = trunk_feed(session, window, tokens, lengths, past)
         if rows is not None:
             feed["lookahead_rows"] = np.array(rows, np.int64)
         if not in_place:
@@ -153,14 +144,12 @@ class Trunks:
         return load_graph(self.directory / CPU_FILE)
 
     def node_counts(self) -> tuple[int, int]:
-        """Return the number of nodes apart from the layers, and of a layer."""
         places = [i for i, node in enumerate(self.graph.node) if node.op_type == "WindowAttention"]
         layer = places[1] - places[0]
         return len(self.graph.node) - layer * len(places), layer
 
 
 def external_files(graph: Path) -> dict[str, str]:
-    """Return the file of each weight that is not in the graph's own file."""
     return {
         each.name: {entry.key: entry.value for entry in each.external_data}["location"]
         for each in load_graph(graph).initializer
@@ -179,7 +168,6 @@ def random_adapter(model: torch.nn.Module, layers: Sequence[str]) -> Adapter | N
 
 
 def derive(directory: Path, case: Case) -> Trunks:
-    """Make the model, and write its trunks."""
     settings = CHANGED_SETTINGS.get(case.family, {}) | dict(case.settings)
     model = directory / "model"
     # Larger weights would enlarge the errors of rounding.
@@ -202,16 +190,14 @@ def derive(directory: Path, case: Case) -> Trunks:
     move_weights(portable, directory / TRUNK_FILE)
     ir.save(portable, directory / TRUNK_FILE)
     shared = portable.graph if case.shared else None
-    sizes = loaded.geometry
     entry = write_trunk_for_cpu(
-        for_cpu, directory, weight_parts, quantized, sizes.max_capacity, sizes.windows, shared
+        for_cpu, directory, weight_parts, quantized, loaded.geometry, shared
     )
     return Trunks(directory, entry)
 
 
 @pytest.fixture(scope="module")
 def trunks(tmp_path_factory: pytest.TempPathFactory, traces: None) -> Callable[..., Trunks]:
-    """A function that derives the trunk of a Case once."""
     made: dict[Case, Trunks] = {}
 
     def of(*arguments: Any, **options: Any) -> Trunks:
@@ -226,10 +212,8 @@ def trunks(tmp_path_factory: pytest.TempPathFactory, traces: None) -> Callable[.
 Of = Callable[..., Trunks]
 
 
-def relative_errors(trunks: Trunks, plan: Plan) -> dict[str, float]:
-    """Return the error of each output of the trunk for CPUs: the root of its mean square. Of
-    caches, entries up to the end of the window count."""
-    portable, derived = (trunks.run(file, plan) for file in (TRUNK_FILE, CPU_FILE))
+def relative_errors(trunks: Trunks, window: Window) -> dict[str, float]:
+    portable, derived = (trunks.run(file, window) for file in (TRUNK_FILE, CPU_FILE))
     assert portable.keys() == derived.keys()
     errors = {}
     for name, expected in portable.items():
@@ -237,31 +221,28 @@ def relative_errors(trunks: Trunks, plan: Plan) -> dict[str, float]:
         if name != "logits":
             for slot, entries in enumerate(ENTRIES):
                 for tensor in (difference, expected):
-                    tensor[slot, :, entries + plan.width :] = 0
+                    tensor[slot, :, entries + window.width :] = 0
         errors[name] = float(np.linalg.norm(difference) / np.linalg.norm(expected))
     return errors
 
 
 def check(trunks: Trunks, weights: str) -> None:
-    """Assert that the trunk for CPUs computes what the portable one does, and that the bits of a
-    row depend on nothing else."""
-    for plan in PLANS:
-        errors = relative_errors(trunks, plan)
-        assert max(errors.values()) < FORMATS[weights], (plan.name, errors)
+    for window in WINDOWS:
+        errors = relative_errors(trunks, window)
+        assert max(errors.values()) < FORMATS[weights], (window.name, errors)
     check_bits(trunks)
 
 
 def check_bits(trunks: Trunks) -> None:
-    """Assert that a row has the same bits in every plan, batch and capacity."""
-    ar, *others = PLANS
+    ar, *others = WINDOWS
     expected = trunks.run(CPU_FILE, ar)
-    for plan in others:
-        both = trunks.run(CPU_FILE, plan)
+    for window in others:
+        both = trunks.run(CPU_FILE, window)
         np.testing.assert_array_equal(both["logits"][:, 0], expected["logits"][:, 0])
         for slot, entries in enumerate(ENTRIES):
-            end = entries + plan.width
+            end = entries + window.width
             for capacity, in_place in ((end, False), (end + 5, True)):
-                one = trunks.run(CPU_FILE, plan, [slot], capacity, in_place=in_place)
+                one = trunks.run(CPU_FILE, window, [slot], capacity, in_place=in_place)
                 np.testing.assert_array_equal(one["logits"][0], both["logits"][slot])
                 for name in both.keys() - {"logits"}:
                     np.testing.assert_array_equal(one[name][0, :, :end], both[name][slot, :, :end])
@@ -319,14 +300,13 @@ def test_settings(trunks: Of, adapted: Sequence[str], settings: dict[str, Any], 
 @needs_kernels
 @by_format
 def test_the_adapter_changes_lookahead_rows_alone(trunks: Of, weights: str):
-    """A shorter group has the bits of the first rows of a longer group."""
-    of, (draft, _) = trunks("llama", weights), make_cycle("two-pass", 3).plans
+    of, (draft, _) = trunks("llama", weights), make_plan("two-pass", 3).windows
     adapted, plain = (of.run(CPU_FILE, draft, rows=rows)["logits"] for rows in (None, []))
     np.testing.assert_array_equal(adapted[:, 0], plain[:, 0])
     change = np.abs(adapted - plain)[:, 1:].max() / np.abs(plain).max()
     assert change > 4 * FORMATS[weights]
     for length in (1, 2):
-        shorter = of.run(CPU_FILE, make_cycle("two-pass", length).plans[0])["logits"]
+        shorter = of.run(CPU_FILE, make_plan("two-pass", length).windows[0])["logits"]
         np.testing.assert_array_equal(shorter, adapted[:, : length + 1])
 
 
@@ -360,7 +340,6 @@ def test_inputs_and_outputs_are_those_of_the_portable_trunk(trunks: Of, weights:
 
 
 def test_weights_in_float32_are_read_from_the_portable_trunks_file(trunks: Of):
-    """The tables of the rotation are the CPU's own."""
     of = trunks("llama", "full")
     portable, derived = (external_files(of.directory / file) for file in (TRUNK_FILE, CPU_FILE))
     own = {name for name, file in derived.items() if file == f"{CPU_FILE}.data"}
@@ -370,11 +349,10 @@ def test_weights_in_float32_are_read_from_the_portable_trunks_file(trunks: Of):
 @needs_kernels
 @by_format
 def test_the_trunk_can_have_all_weights_in_its_own_file(trunks: Of, weights: str):
-    """For a bundle without the portable trunk."""
     shared, own = (trunks("llama", weights, shared=shared) for shared in (True, False))
     assert {*external_files(own.directory / CPU_FILE).values()} == {f"{CPU_FILE}.data"}
-    for plan in PLANS:
-        expected, actual = (each.run(CPU_FILE, plan) for each in (shared, own))
+    for window in WINDOWS:
+        expected, actual = (each.run(CPU_FILE, window) for each in (shared, own))
         for name, values in expected.items():
             np.testing.assert_array_equal(actual[name], values)
 

@@ -4,7 +4,6 @@ captured as CUDA graphs."""
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
+from count_nodes import TrunkNodes, count_trunk
 from cuda_kernels import missing_kernels
 from host_values import copied_values
 from replacing import REPLACEMENTS, copy_bundle
@@ -27,33 +27,29 @@ from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import read_lookahead
 from pass_exporter.model.registry import resolve
-from pass_exporter.trunk.graph import OPSET, save
+from pass_exporter.trunk.graph import save
 from pass_exporter.trunk.trace import trace_trunk
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.engine import open_session
-from pass_runtime.backends.ort.trunks import Trunks as OpenTrunks
-from pass_runtime.backends.ort.trunks import open_trunk
+from pass_runtime.backends.ort.session import Trunks as OpenTrunks
+from pass_runtime.backends.ort.session import open_session, open_trunk
 from pass_runtime.bundle.open_files import OpenFiles
-from pass_runtime.bundle.plan import Plan, make_cycle, prefill_plan
+from pass_runtime.bundle.plan import make_plan
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.window import Window, prefill_window
 from pass_runtime.measuring.lossless import run_tokens
-from pass_runtime.options import GenerateOptions, LoadOptions
-from pass_runtime.session import load_verified
+from pass_runtime.options import GenerateOptions
+from pass_runtime.session import Session, read_tokenizer
 from same_text import assert_same_text
 from trunk_feeds import trunk_feed
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from count_nodes import TrunkNodes, count_trunk
 
 CHANGED_SETTINGS = {
     "gemma3_text": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 }
-PLANS = [
-    *make_cycle("fused", 2).plans,
-    *make_cycle("two-pass", 2).plans,
-    *make_cycle("ar", 0).plans,
-    prefill_plan(30),
+WINDOWS = [
+    *make_plan("fused", 2).windows,
+    *make_plan("two-pass", 2).windows,
+    *make_plan("ar", 0).windows,
+    prefill_window(30),
 ]
 SINGLE = ("trunk.cuda.one.onnx", "trunk.cuda.one.plain.onnx")
 BATCHED = ("trunk.cuda.onnx", "trunk.cuda.plain.onnx")
@@ -80,16 +76,12 @@ NODES = {
 
 @dataclass(frozen=True)
 class Trunks:
-    """The graphs of a tiny model with an adapter, in a directory."""
-
     family: str
     directory: Path
 
     def run(
-        self, file: str, plan: Plan, batch: int = 1, *, adapter: bool = True
+        self, file: str, window: Window, batch: int = 1, *, adapter: bool = True
     ) -> dict[str, np.ndarray]:
-        """Return logits and cache by name, for a window after LENGTHS random cache entries. The
-        entries after these are random, too. adapter: whether the adapter has an effect."""
         options, rng = ort.SessionOptions(), np.random.default_rng(0)
         options.log_severity_level = 3
         if not adapter:
@@ -97,18 +89,17 @@ class Trunks:
         session = ort.InferenceSession(
             self.directory / file, options, providers=["CPUExecutionProvider"]
         )
-        tokens, past = rng.integers(0, VOCAB_SIZE, (batch, plan.width)), []
+        tokens, past = rng.integers(0, VOCAB_SIZE, (batch, window.width)), []
         for value in session.get_inputs():
             if value.name.startswith("past_"):
                 shape = (batch, value.shape[1], CAPACITY, value.shape[3])
                 entries = rng.standard_normal(shape, np.float32).astype(np.float16)
                 past.append(entries.astype(ORT_TYPES[value.type]))
-        feed = trunk_feed(session, plan, tokens, LENGTHS[:batch], past)
+        feed = trunk_feed(session, window, tokens, LENGTHS[:batch], past)
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(None, feed), strict=True))
 
     def without_adapter(self, file: str) -> str:
-        """Write a copy of the graph in which every B of the adapter is 0. Return its file name."""
         model = ir.load(self.directory / file)
         for name, value in model.graph.initializers.items():
             if "lora_B" in name and value.const_value is not None:
@@ -133,29 +124,26 @@ def trunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         loaded = load_model(resolve(str(path)), dtype)
         trunk, _ = trace_trunk(loaded.model, read_lookahead(weights, 2, loaded.model))
         save(trunk, directory / file)
-    sizes = loaded.geometry
-    written = write_trunks_for_cuda(
-        trunk, directory, sizes.vocab_size, sizes.max_capacity, sizes.windows
-    )
+    written = write_trunks_for_cuda(trunk, directory, loaded.geometry)
     assert tuple(each.file for each in written) == (*SINGLE, *BATCHED)
     return Trunks(request.param, directory)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
 def test_trunks_for_cuda_compute_what_the_portable_trunk_does(
-    trunks: Trunks, files: tuple[str, str], plan: Plan
+    trunks: Trunks, files: tuple[str, str], window: Window
 ):
-    """Their errors against the fp32 trunk are at most twice those of the portable fp16 trunk, so
-    squared errors at most four times. The cache is compared up to the end of the window."""
+    """Squared errors against the fp32 trunk are at most four times those of the portable fp16
+    trunk."""
     batch = BATCHES[files]
-    exact, portable = (trunks.run(file, plan, batch) for file in (EXACT_FILE, TRUNK_FILE))
-    for file in files[:1] if len(plan.lookahead_rows) else files:
-        derived = trunks.run(file, plan, batch)
+    exact, portable = (trunks.run(file, window, batch) for file in (EXACT_FILE, TRUNK_FILE))
+    for file in files[:1] if len(window.lookahead_rows) else files:
+        derived = trunks.run(file, window, batch)
         assert exact.keys() == derived.keys()
         for name, values in exact.items():
-            end = None if name == "logits" else min(LENGTHS[:batch]) + plan.width
+            end = None if name == "logits" else min(LENGTHS[:batch]) + window.width
             portable_error, error = (
                 np.square(results[name][:, :, :end] - values[:, :, :end]).mean()
                 for results in (portable, derived)
@@ -164,28 +152,27 @@ def test_trunks_for_cuda_compute_what_the_portable_trunk_does(
             assert error <= 4 * portable_error + 1e-6 * scale, (file, name)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
 @pytest.mark.parametrize("files", BATCHES, ids=["one", "batch"])
 def test_the_adapter_changes_look_ahead_rows_alone(
-    trunks: Trunks, files: tuple[str, str], plan: Plan
+    trunks: Trunks, files: tuple[str, str], window: Window
 ):
     batch = BATCHES[files]
     adapted, zeroed = (
-        trunks.run(files[0], plan, batch, adapter=adapter)["logits"] for adapter in (True, False)
+        trunks.run(files[0], window, batch, adapter=adapter)["logits"] for adapter in (True, False)
     )
-    token_rows = plan.width - len(plan.lookahead_rows)  # the first rows of the window
+    token_rows = window.width - len(window.lookahead_rows)  # the first rows of the window
     np.testing.assert_array_equal(adapted[:, :token_rows], zeroed[:, :token_rows])
     changed = not np.array_equal(adapted[:, token_rows:], zeroed[:, token_rows:])
-    assert changed == (len(plan.lookahead_rows) > 0)
+    assert changed == (len(window.lookahead_rows) > 0)
     # The CPU does not round to float16 between some nodes. For OLMo2, these nodes differ in the
     # graphs with and without the adapter.
     if trunks.family != "olmo2":
-        plain = trunks.run(files[1], plan, batch)["logits"]
+        plain = trunks.run(files[1], window, batch)["logits"]
         np.testing.assert_array_equal(adapted[:, :token_rows], plain[:, :token_rows])
 
 
 def test_trunks_for_cuda_have_fewer_nodes_than_the_portable_trunk(trunks: Trunks):
-    """Every node is a kernel launch."""
     adapted, plain, batched, _ = (
         count_trunk(trunks.directory / file) for file in (*SINGLE, *BATCHED)
     )
@@ -204,40 +191,6 @@ def test_every_node_has_a_kernel_and_copies_no_value_to_the_host(trunks: Trunks)
         assert missing_kernels(trunks.directory / name) == []
         if name not in (EXACT_FILE, TRUNK_FILE):
             assert copied_values(trunks.directory / name) == []
-
-
-def test_group_query_attention_refuses_windows_of_a_batch():
-    """This is why there are trunks for batches. If this test fails, ONNX Runtime has lifted the
-    limit, and the trunks for one sequence may be used for batches, too."""
-    feed = {
-        "rows": np.zeros((2, 3, 3 * 16), np.float32),
-        "keys": np.zeros((2, 1, 8, 16), np.float32),
-        "values": np.zeros((2, 1, 8, 16), np.float32),
-        "last": np.full(2, 5, np.int32),
-        "total": np.array(8, np.int32),
-    }
-    inputs = [
-        ir.Value(
-            name=name,
-            shape=ir.Shape(array.shape),
-            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-        )
-        for name, array in feed.items()
-    ]
-    operands = [inputs[0], None, None, *inputs[1:]]
-    attributes = {"num_heads": 1, "kv_num_heads": 1}
-    node = ir.node(
-        "GroupQueryAttention", operands, attributes, domain="com.microsoft", num_outputs=3
-    )
-    result = node.outputs[0]
-    result.name, result.type = "result", ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(
-        inputs, [result], nodes=[node], opset_imports={"": OPSET, "com.microsoft": 1}, name="one"
-    )
-    model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
-    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-    with pytest.raises(Exception, match="batch_size must be 1 when sequence_length > 1"):
-        session.run(None, feed)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +212,6 @@ def test_an_fp16_bundle_has_trunks_for_one_slot_and_for_batches(bundle: Path):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make sessions for CUDA open on the CPU, and return a list that grows by their files."""
     names: list[str] = []
 
     def open_on_cpu(
@@ -269,7 +221,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return open_session(path, "cpu", threads=1, exact=exact, files=files)
 
-    monkeypatch.setattr("pass_runtime.backends.ort.trunks.open_session", open_on_cpu)
+    monkeypatch.setattr("pass_runtime.backends.ort.session.open_session", open_on_cpu)
     return names
 
 
@@ -283,38 +235,22 @@ def open_trunks(bundle: Path, slots: int) -> OpenTrunks:
 def test_the_trunk_with_the_adapter_is_opened_by_the_first_plan_with_look_ahead_rows(
     bundle: Path, opened: list[str], files: tuple[str, str]
 ):
-    (ar,), (fused,) = make_cycle("ar", 0).plans, make_cycle("fused", 2).plans
+    (ar,), (fused,) = make_plan("ar", 0).windows, make_plan("fused", 2).windows
     trunks = open_trunks(bundle, slots=BATCHES[files])
     assert trunks.of(ar).file == files[1] and opened == [files[1]]
     assert trunks.of(fused).file == files[0] and opened == [files[1], files[0]]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_plan_writes_the_text_of_plain_decoding(
-    bundle: Path, opened: list[str], temperature: float
-):
-    manifest, prompt = read_manifest(bundle), [5, 6, 7, 8]
-    backend = OrtBackend(bundle, manifest, trunks=open_trunks(bundle, slots=1))
-    with load_verified(bundle, manifest, LoadOptions("cpu"), backend=backend) as session:
-        sampling = SamplingParams(temperature, seed=1)
-        options = GenerateOptions(40, sampling, plan="ar", ignore_eos=True)
-        plain = run_tokens(session, prompt, options).token_ids
-        for plan in ("two-pass", "fused"):
-            assert_same_text(session, prompt, replace(options, plan=plan), plain)
-    assert opened == [*reversed(SINGLE)]
-
-
 @pytest.mark.parametrize("way", REPLACEMENTS)
 @pytest.mark.usefixtures("opened")
 def test_both_trunks_are_of_the_bundle_that_was_opened(bundle: Path, tmp_path: Path, way: str):
-    """The other bundle has other weights alone, so a graph of either takes those of both."""
     other, copy = tmp_path / "other", copy_bundle(bundle, tmp_path)
     shutil.copytree(bundle, other)
     weights = np.fromfile(other / f"{TRUNK_FILE}.data", np.float16)
     (weights[::-1] / 2).tofile(other / f"{TRUNK_FILE}.data")
     manifest, prompt = read_manifest(copy), [5, 6, 7, 8]
     backend = OrtBackend(copy, manifest, trunks=open_trunks(copy, slots=1))
-    with load_verified(copy, manifest, LoadOptions("cpu"), backend=backend) as session:
+    with Session(manifest, backend, read_tokenizer(copy)) as session:
         options = GenerateOptions(40, plan="ar", ignore_eos=True)
         plain = run_tokens(session, prompt, options).token_ids
         REPLACEMENTS[way](copy, other)
@@ -322,12 +258,11 @@ def test_both_trunks_are_of_the_bundle_that_was_opened(bundle: Path, tmp_path: P
 
 
 def test_models_with_large_weights_have_no_trunks_without_the_adapter(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cuda, "PLAIN_MAX_BYTES", 1000)
-    manifest = read_manifest(bundle)
-    sizes = (manifest.model.vocab_size, manifest.model.max_capacity, [None] * manifest.model.layers)
-    derived = write_trunks_for_cuda(ir.load(bundle / TRUNK_FILE), bundle, *sizes)
+    sizes = load_model(resolve(str(tiny_model)), "fp16").geometry
+    derived = write_trunks_for_cuda(ir.load(bundle / TRUNK_FILE), bundle, sizes)
     assert [each.file for each in derived] == [SINGLE[0], BATCHED[0]]
 
 

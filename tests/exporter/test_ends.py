@@ -91,8 +91,6 @@ IDS = st.integers(0, 20) | st.lists(st.integers(0, 20), max_size=3) | st.none()
 def test_the_end_tokens_of_all_configurations_are_used(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, generation, config, own
 ):
-    """The end tokens of generation_config.json come first, then those of config.json, and that of
-    the tokenizer (`own`) last."""
     directory = changed_copy(
         tiny_model, tmp_path_factory.mktemp("ends") / "model", change_settings(eos_token_id=config)
     )
@@ -108,7 +106,7 @@ def test_the_end_tokens_of_all_configurations_are_used(
 def test_the_default_end_token_of_a_configuration_class_is_not_used(
     tiny_model: Path, tmp_path: Path
 ):
-    """LlamaConfig has the default 2, an ordinary token of this model."""
+    """LlamaConfig's is 2."""
     model = changed_copy(
         tiny_model, tmp_path / "model", change_settings("generation_config.json", eos_token_id=5)
     )

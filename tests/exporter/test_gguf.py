@@ -38,9 +38,6 @@ REQUIRED_KEYS: dict[str, Any] = {
 
 @pytest.fixture
 def settings_of(tmp_path: Path):
-    """Return a function that writes a file for an architecture, with REQUIRED_KEYS and `keys`, and
-    returns the settings read from it. A key whose value is None is left out."""
-
     def settings(arch: str, keys: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path / "model.gguf"
         writer = gguf.GGUFWriter(path, arch)
@@ -220,8 +217,7 @@ YARN_KEYS = {
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_key_of_the_format_is_ignored(settings_of, arch: str):
-    """Every key of the gguf package has a value that changes the settings or is refused, except the
-    size of the vocabulary, which follows from the embeddings, and YARN_KEYS without yarn."""
+    """But for the size of the vocabulary, and YARN_KEYS without yarn."""
     has_yarn = arch not in ("phi3", "gemma3")
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     other_keys = yarn if has_yarn else {"attention.sliding_window": 64}
@@ -256,7 +252,6 @@ def test_a_setting_that_transformers_would_change_is_refused():
 
 
 def test_biases_of_a_file_are_used(tmp_path: Path):
-    """No key of a file says that there are biases, so transformers would leave them out."""
     model = make_model(tmp_path / "model", attention_bias=True, mlp_bias=True)
     weights = load_file(model / "model.safetensors")
     for name, tensor in weights.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from checkpoints import write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
-from trunk_graphs import check_widths, count, optimized_graph
+from trunk_graphs import count, optimized_graph
 
 from conftest import SMOLLM2, SilentProgress, export_bundle, make_model
 from pass_exporter.config import ExportConfig
@@ -26,12 +27,12 @@ from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.lookahead import mean_embedding
 from pass_exporter.model.registry import resolve
 from pass_exporter.quantize import run
-from pass_exporter.quantize.alike import alike
 from pass_exporter.quantize.gguf_codes import FORMATS, UINT4, GgufCodes, read_codes
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import INT4, INT8, WeightScheme
-from pass_exporter.quantize.weights import QuantizedModel, weight_name
-from pass_runtime import PassError, read_manifest
+from pass_exporter.quantize.weights import QuantizedModel, alike, weight_name
+from pass_runtime import GenerateOptions, PassError, load, read_manifest
+from pass_runtime.backends.ort.session import library
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 NOT_WRITTEN = ("Q4_K", "Q5_K", "IQ4_NL")
@@ -40,8 +41,6 @@ BITS = {"Q4": 4, "Q5": 5, "Q8": 8}
 
 
 def random_blocks(kind: str, shape: tuple[int, int], seed: int = 0, scale: float = 1.0) -> Any:
-    """Return the bytes of a tensor [out,in] of a GGUF type, with random codes, and scales and
-    offsets of `scale` times at most 0.1."""
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // block, size), np.uint8)
@@ -66,7 +65,7 @@ def values_of_unsigned(weight: QuantizedWeight) -> Any:
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(data=st.data())
 def test_codes_have_the_values_of_the_file(kind: str, data):
-    """Bit for bit; scales and offsets of K-quants are products, which are rounded to float16."""
+    """Bit for bit; K-quants' scales and offsets are products, rounded to float16."""
     shape = (data.draw(st.integers(1, 9)), 256 * data.draw(st.integers(1, 4)))
     scale = 2.0 ** data.draw(st.integers(-6, 6))
     stored = random_blocks(kind, shape, data.draw(st.integers(0, 2**32)), scale)
@@ -99,7 +98,6 @@ def test_codes_in_16_bits_have_nearly_the_values_of_the_file(kind: str, dtype: t
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_codes_of_any_rounded_weight_are_kept(kind: str):
-    """With a block of zeros, one of equal values, and one of positive values."""
     weight = torch.randn(12, 96, generator=torch.Generator().manual_seed(0)) ** 3
     weight[0, :32], weight[1, :32] = 0, -0.5
     weight[2, :32] = weight[2, :32].abs() + 2
@@ -149,8 +147,6 @@ Kinds = Mapping[str, str]
 
 
 def write_kinds(model: Path, path: Path, kinds: Kinds, **options: Any) -> Path:
-    """Write a model's .gguf file. Types in NOT_WRITTEN have random codes. options: of
-    `write_gguf`."""
     add_tensor = gguf.GGUFWriter.add_tensor
 
     def add(writer: gguf.GGUFWriter, name: str, array: Any) -> None:
@@ -187,7 +183,6 @@ FIVE_BITS = 0.16
 
 
 def in_8_bits(name: str) -> bool:
-    """Whether MIXED gives a layer 8 bits, of which int4 keeps 5."""
     return name.endswith("v_proj.weight")
 
 
@@ -196,7 +191,6 @@ def load_gguf(path: Path, dtype: str = "fp32") -> LoadedModel:
 
 
 def quantize(path: Path, weights: str = "int4", **options: Any) -> tuple[Any, QuantizedModel]:
-    """Return the quantized model of a .gguf file, and its codes."""
     config = ExportConfig(str(path), weights=weights, **options)
     loaded = load_gguf(path, config.dtype)
     lookahead = mean_embedding(loaded.model, 2)
@@ -207,8 +201,6 @@ def quantize(path: Path, weights: str = "int4", **options: Any) -> tuple[Any, Qu
 
 
 def schemes_of(quantized: QuantizedModel) -> dict[str, str]:
-    """Return the scheme of the first layer's weights and of the LM head by name, such as uint4+ for
-    codes with offsets."""
     names = (*(f"layers.0.{name}" for name in LAYERS), "lm_head")
     parts = {name: quantized.weights[weight_name(name)] for name in names}
     return {
@@ -242,14 +234,12 @@ def mixed_file(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mixed_bundle(mixed_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle in int4 of a file with codes of many types."""
     output = tmp_path_factory.mktemp("bundles") / "mixed"
     return export_bundle(mixed_file, output, lookahead=2, weights="int4")
 
 
 @pytest.mark.parametrize("weights", ["int4", "int8"])
 def test_a_model_keeps_its_values_in_both_formats(mixed_file: Path, weights: str):
-    """Except that int4 has 5 bits for Q8_0. The rows of q and k have another order in the file."""
     expected = dict(load_gguf(mixed_file).model.named_parameters())
     model, quantized = quantize(mixed_file, weights)
     assert quantized.calibration is None
@@ -270,7 +260,6 @@ def test_a_model_keeps_its_values_in_both_formats(mixed_file: Path, weights: str
 
 
 def weights_in(bundle: Path) -> dict[str, np.ndarray]:
-    """Return the dequantized weights [out,in] of the trunk by name, offsets included."""
     graph = onnx.load(bundle / "trunk.onnx").graph
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     weights = {}
@@ -319,8 +308,18 @@ def test_onnx_runtime_fuses_products_and_sums_of_blocks(mixed_bundle: Path, tmp_
     assert count(graph, "MatMul") == 8  # products of sums and offsets
 
 
+@pytest.mark.skipif(library() is None, reason="the bits are those of our kernels")
 def test_plans_batches_and_capacities_do_not_change_bits(mixed_bundle: Path):
-    check_widths(mixed_bundle)
+    found = set()
+    for capacity in (64, 320):
+        with load(mixed_bundle, "cpu", max_batch_size=2, capacity=capacity) as session:
+            options = GenerateOptions(24, ignore_eos=True, logprobs=3)
+            plans = [replace(options, plan=plan) for plan in ("ar", "two-pass", "fused", "ar")]
+            one_by_one = [session.generate([3, 1, 4], each).result() for each in plans]
+            pair = session.generate_all([3, 1, 4], plans[1:3])
+            results = [*one_by_one, *(each.result() for each in pair)]
+            found |= {repr(each.as_dict()["logprobs"]) for each in results}
+    assert len(found) == 1
 
 
 def test_an_engine_of_weights_with_zero_points_is_refused(mixed_bundle: Path):
@@ -332,7 +331,6 @@ def test_an_engine_of_weights_with_zero_points_is_refused(mixed_bundle: Path):
 def test_codes_with_offsets_are_rounded_where_engines_may_be_built(
     mixed_file: Path, options: dict[str, Any]
 ):
-    """8 bits if the file has 5, or if the format gives a layer 8."""
     _, quantized = quantize(mixed_file, calibrate=Path("none"), **options)
     assert schemes_of(quantized) == {
         **dict.fromkeys("qkv", "int8"),
@@ -349,7 +347,6 @@ def test_codes_with_offsets_are_rounded_where_engines_may_be_built(
 def test_int4_gives_the_head_5_bits_if_that_hardly_changes_its_choices(
     tied: Path, tmp_path: Path, kind: str, spread: int, bits: int
 ):
-    """The larger its logits are, the more do the same errors of rounding change."""
     model = AutoModelForCausalLM.from_pretrained(tied)
     with torch.no_grad():
         model.model.norm.weight.mul_(spread)
@@ -390,7 +387,7 @@ def test_k_quants_of_a_file_are_kept(tmp_path: Path):
 
 
 def test_other_types_are_rounded(untied: Path, tmp_path: Path):
-    """Types of floats as the format says, others to 8 bits; no text is needed for these."""
+    """Floats as the format says, others to 8 bits, which need no text."""
     floats = {"attn_output": "F16", "ffn_down": "F32"}
     kinds = {"attn": "Q4_0", "ffn": "Q8_0", "output.": "IQ4_NL"}
     path = write_kinds(untied, tmp_path / "model.gguf", floats | kinds)
@@ -431,7 +428,6 @@ def test_a_text_that_was_not_needed_is_reported(mixed_file: Path, tmp_path: Path
 def test_embeddings_that_are_the_head_have_the_values_of_its_codes(
     tied: Path, tmp_path: Path, kind: str, scheme: str
 ):
-    """4 bits are enough only if they are the file's own."""
     kinds = {"token_embd": kind, "": "Q8_0"}
     path = write_kinds(tied, tmp_path / "model.gguf", kinds)
     model, quantized = quantize(path)
@@ -443,7 +439,6 @@ def test_embeddings_that_are_the_head_have_the_values_of_its_codes(
 
 
 def test_codes_that_transformers_reads_otherwise_are_refused(mixed_file: Path):
-    """As they would be if the rows were in another order."""
     model = load_gguf(mixed_file).model
     weight = model.model.layers[0].self_attn.q_proj.weight
     weight.data = weight.flip(0)
@@ -462,7 +457,6 @@ def test_codes_of_a_split_file_are_kept(untied: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_weights_of_a_real_file_keep_their_values():
-    """The default model's .gguf file: Q4_1, and Q8_0 for the tied embeddings and LM head."""
     source = resolve(SMOLLM2)
     expected = dict(load_model(source, "fp32").model.named_parameters())
     model, quantized = quantize(Path(str(source.location)))

@@ -4,7 +4,6 @@ whole models."""
 from __future__ import annotations
 
 import itertools
-import warnings
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,10 @@ from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_exporter.quantize.gptq import (
-    Forecast,
     gptq_model,
     gptq_weight,
     hessian,
     inverse_factor,
-    rounding_cost,
 )
 from pass_exporter.quantize.rounding import round_to
 from pass_exporter.quantize.spec import INT4, INT8, SPECS, WeightScheme
@@ -34,7 +31,6 @@ SCHEMES = {"symmetric": INT4, "zero points": ASYMMETRIC}
 
 
 def make_rows(rng: torch.Generator, count: int, inputs: int) -> torch.Tensor:
-    """Return rows [count,in] whose inputs are correlated, as those of a model are."""
     causes = torch.randn(count, inputs // 4, generator=rng)
     mixing = torch.randn(inputs // 4, inputs, generator=rng)
     return causes @ mixing + 0.1 * torch.randn(count, inputs, generator=rng)
@@ -73,8 +69,7 @@ def test_weights_that_codes_represent_exactly_do_not_change(name: str, dtype: to
 
 @pytest.mark.parametrize("inputs", [32, 127, 300, 544])
 def test_the_factor_is_the_cholesky_factor_of_the_inverse_hessian(inputs: int):
-    """An upper triangular factor with a positive diagonal is unique. It is computed in parts, of
-    which these sizes have one or several."""
+    """Such a factor is unique. These sizes are computed in one part or in several."""
     matrix = hessian(make_rows(torch.Generator().manual_seed(0), 2 * inputs, inputs))
     damped = matrix.double() + 0.01 * matrix.diagonal().mean().double() * torch.eye(inputs)
     factor = inverse_factor(matrix).double()
@@ -115,21 +110,3 @@ def test_every_layer_that_has_a_scheme_is_rounded_once(family: str, tmp_path: Pa
     assert all(torch.equal(layers[name].weight, weight) for name, weight in before.items())
     assert steps[-1][0] == steps[-1][1] and all(a < b for a, b in itertools.pairwise(steps))
     assert not any(layer._forward_pre_hooks for layer in layers.values())
-
-
-@pytest.mark.parametrize(("minutes", "forecasts"), [(60, 1), (30, 0)])
-def test_the_time_of_work_of_more_than_half_an_hour_is_forecast_once(minutes: int, forecasts: int):
-    """Each of 100 equal parts of the work takes a hundredth of the minutes."""
-    seconds = 0.0
-    forecast = Forecast(1000.0, lambda: seconds)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(100):
-            seconds += 60 * minutes / 100
-            forecast.add(10.0)
-    assert len(caught) == forecasts
-    assert all("about 60 minutes" in str(each.message) for each in caught)
-
-
-def test_the_cost_of_rounding_grows_more_with_inputs_than_with_outputs():
-    assert rounding_cost(896, 4864) > 10 * rounding_cost(4864, 896)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import mean_embedding
 from pass_exporter.model.registry import resolve
 from pass_exporter.trunk.trace import trace_trunk
-from pass_runtime.bundle.read import METADATA_KEY, read_manifest, trunk_metadata
 
 LAYERS = 2
 HIDDEN, VOCAB = 64, 320
@@ -97,7 +95,6 @@ def test_attention_has_no_attribute_that_an_engine_ignores(trunk: onnx.ModelProt
 
 
 def test_only_a_tensor_scatter_reads_and_writes_each_cache_tensor(trunk: onnx.ModelProto):
-    """So an engine can update the cache in place. A Shape reads no content."""
     for part in ("key", "value"):
         for layer in range(LAYERS):
             past, present = f"past_{part}.{layer}", f"present_{part}.{layer}"
@@ -106,28 +103,6 @@ def test_only_a_tensor_scatter_reads_and_writes_each_cache_tensor(trunk: onnx.Mo
             ]
             assert [node.op_type for node in readers] == ["TensorScatter"]
             assert readers[0].input[0] == past and list(readers[0].output) == [present]
-
-
-def test_the_trunk_has_the_documented_dimensions(trunk: onnx.ModelProto):
-    cache = ["batch", 2, "capacity", 16]
-    expected = {
-        "input_ids": ["batch", "width"],
-        "row_position": ["width"],
-        "window_mask": ["width", "width"],
-        "length": ["batch"],
-        "logit_rows": ["logit_rows"],
-        "logits": ["batch", "logit_rows", VOCAB],
-    } | {
-        f"{when}_{part}.{i}": cache
-        for when in ("past", "present")
-        for part in ("key", "value")
-        for i in range(LAYERS)
-    }
-    shapes = {
-        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (*trunk.graph.input, *trunk.graph.output)
-    }
-    assert shapes == expected
 
 
 def test_a_bundle_names_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny_model: Path):
@@ -142,16 +117,10 @@ def test_a_bundle_names_nothing_of_the_exporting_machine(tiny_bundle: Path, tiny
         assert [word for word in words if word in content] == [], path.name
 
 
-def test_trunks_alone_have_metadata_which_describes_them(tiny_bundle: Path):
-    metadata = {
-        METADATA_KEY: json.dumps(trunk_metadata(read_manifest(tiny_bundle)), sort_keys=True)
-    }
+def test_graphs_have_no_metadata(tiny_bundle: Path):
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
-        assert {prop.key: prop.value for prop in model.metadata_props} == (
-            metadata if path.name.startswith("trunk.") else {}
-        )
-        assert not model.doc_string
+        assert not model.doc_string and not model.metadata_props
         values = (
             *model.graph.input,
             *model.graph.output,
@@ -194,7 +163,6 @@ def test_every_weight_of_a_product_names_the_models_weights_in_it(tiny_model: Pa
 
 
 def test_the_trunk_holds_the_lookahead_embeddings(random_bundle: Path):
-    """They are those that `random_bundle` was exported with."""
     rows = initializers(onnx.load(random_bundle / "trunk.onnx"))["lookahead_embeddings"]
     expected = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1)) * 3
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(rows), expected.numpy())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import make_model
-from pass_exporter.checks.cases import torch_cases
+from pass_exporter.checks.torch_cases import torch_cases
 from pass_exporter.model.adapter import Adapter, linear_layers
 from pass_exporter.model.load import load_model
 from pass_exporter.model.lookahead import LookaheadWeights
@@ -18,7 +18,7 @@ from pass_exporter.model.registry import resolve
 from pass_exporter.trunk import trace
 from pass_exporter.trunk.graph import save
 from pass_exporter.trunk.layers import first_of_kind, marked_layers
-from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.session import open_session
 from pass_runtime.bundle.tensors import PRESENT, cache_names, trunk_shapes
 from traced import EXPORT
 from trunk_feeds import trunk_feed
@@ -35,7 +35,6 @@ KINDS = [0, 1, 0, 3, 1, 0]
 
 
 def model_and_adapter(directory: Path) -> tuple[torch.nn.Module, Adapter]:
-    """Return a tiny model with LAYERS layers, and a random adapter for ADAPTED_LAYERS."""
     path = make_model(directory / "model", num_hidden_layers=LAYERS)
     model = load_model(resolve(str(path)), "fp32").model
     random, layers = torch.Generator().manual_seed(0), linear_layers(model)
@@ -80,14 +79,12 @@ def test_only_one_layer_of_a_kind_computes(tmp_path: Path):
 def test_a_trunk_with_copied_layers_equals_one_whose_layers_are_all_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The operators, weights, inputs, outputs and bits of results are the same, and the results are
-    near torch's."""
     monkeypatch.setattr(torch.onnx, "export", EXPORT)  # not the traces that other tests made
     model, adapter = model_and_adapter(tmp_path)
     embeddings = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     lookahead_weights = LookaheadWeights(embeddings, trained=True, source="random", adapter=adapter)
     case = next(
-        case for case in torch_cases(model, lookahead_weights) if len(case.plan.lookahead_rows)
+        case for case in torch_cases(model, lookahead_weights) if len(case.window.lookahead_rows)
     )
     padding = ((0, 0), (0, 0), (0, 64 - case.length), (0, 0))
     past = [np.pad(tensor, padding) for tensor in case.past]
@@ -109,7 +106,7 @@ def test_a_trunk_with_copied_layers_equals_one_whose_layers_are_all_traced(
         operators = Counter(node.op_type for node in graph.graph)
         save(graph, tmp_path / f"{name}.onnx")
         session = open_session(tmp_path / f"{name}.onnx", "cpu")
-        feed = trunk_feed(session, case.plan, case.input_ids, [case.length], past)
+        feed = trunk_feed(session, case.window, case.input_ids, [case.length], past)
         results = session.run(None, feed)
         trunks.append((operators, shapes, parts.keys(), sorted(weights.values()), results))
     (*copied, results), (*traced, expected) = trunks

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def model(tiny_bundle: Path, tmp_path: Path) -> Path:
-    """A model of 0.47 GB in fp16, most of it in layers."""
     directory = tmp_path / "random"
     sizes = "--layers 12 --hidden 1024 --intermediate 4096 --heads 16 --vocab 32000"
     script = [sys.executable, ROOT / "scripts" / "random_llama.py"]
@@ -25,6 +24,7 @@ def model(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_export_needs_at_most_1_5_times_the_weights_and_a_gigabyte(model: Path, tmp_path: Path):
     size = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e9
     assert size > 0.4

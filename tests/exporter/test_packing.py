@@ -24,7 +24,6 @@ def random_weight(seed: int, columns: int, inputs: int, bits: int) -> tuple[Arra
 
 
 def code_at(block: Array, column: int, place: int, bits: int) -> int:
-    """Read a code as runtime/kernels/kernels.h says."""
     word, byte = place // 4, 4 * column + place % 4
     if bits == 8:
         return int(block[64 * word + byte])
@@ -36,7 +35,6 @@ def code_at(block: Array, column: int, place: int, bits: int) -> int:
 
 
 def unpack(packed: Array, bits: int, columns: int, inputs: int) -> tuple[Array, Array, Array]:
-    """Return codes, scales and offsets. Check that all that fills groups and blocks is 0."""
     groups, blocks, _ = packed.shape
     codes = np.zeros((groups * GROUP, blocks * BLOCK), np.uint8)
     for column, place in np.ndindex(codes.shape):

@@ -17,8 +17,8 @@ from transformers import AutoConfig
 from trunk_graphs import count, optimized_graph
 
 from conftest import SilentProgress, export_bundle, make_model
-from pass_exporter.checks.cases import torch_cases
-from pass_exporter.checks.verify import Limits, check_trunk
+from pass_exporter.checks.torch_cases import torch_cases
+from pass_exporter.checks.trunks import Limits, check_trunks
 from pass_exporter.cli import _default_dtype
 from pass_exporter.config import EngineConfig, ExportConfig
 from pass_exporter.engines.target import check_formats
@@ -54,7 +54,6 @@ SCHEMES = {
 
 
 def make_weight(rng: torch.Generator, outputs: int, inputs: int) -> torch.Tensor:
-    """Return a weight [out,in] with outliers, whose first row is 0."""
     weight = torch.randn(outputs, inputs, generator=rng) ** 3
     weight[0] = 0
     return weight
@@ -64,8 +63,7 @@ def make_weight(rng: torch.Generator, outputs: int, inputs: int) -> torch.Tensor
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(data=st.data())
 def test_rounding_changes_a_weight_by_half_a_scale_at_most(name, data):
-    """Except weights beyond the range of codes: scales are chosen that clip, if the sum of squared
-    errors is smaller."""
+    """But for weights that are clipped for a smaller sum of squared errors."""
     scheme, rng = SCHEMES[name], torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     blocks, outputs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
     weight = make_weight(rng, outputs, blocks * 32) * 10.0 ** data.draw(st.integers(-2, 2))
@@ -107,8 +105,6 @@ def unsigned_values(packed: QuantizedWeight) -> torch.Tensor:
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32), exponent=st.integers(-12, 13))
 def test_unsigned_codes_have_the_same_values(name, seed, exponent):
-    """Zero points become offsets in float16, which change values by less than a tenth of a
-    scale."""
     rng = torch.Generator().manual_seed(seed)
     weight = make_weight(rng, 5, 96).clamp(-2, 2) * 2.0**exponent
     weight[1] = weight[1].abs() + 2.0**exponent
@@ -173,7 +169,6 @@ def test_zero_points_halve_the_error_of_positive_weights():
 
 
 def test_the_rounding_of_a_row_does_not_depend_on_other_rows():
-    """So large weights can be rounded in parts. This one is rounded in several."""
     weight = torch.randn(300, 1024, generator=torch.Generator().manual_seed(0))
     for scheme in (*SCHEMES.values(), FP8):
         whole, last = round_to(scheme, weight), round_to(scheme, weight[299:])
@@ -184,7 +179,6 @@ def test_the_rounding_of_a_row_does_not_depend_on_other_rows():
 def int4_bundle(
     tiny_model: Path, adapter_weights: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A bundle in int4 without zero points."""
     output = tmp_path_factory.mktemp("bundles") / "int4"
     options = {"weights": "int4", "zero_points": False, "lookahead_weights": adapter_weights}
     return export_bundle(tiny_model, output, lookahead=3, **options)
@@ -192,12 +186,10 @@ def int4_bundle(
 
 @pytest.fixture(scope="module")
 def uint4_bundle(in_format: Callable[[str], Path]) -> Path:
-    """A bundle in int4 with zero points, which is the default; its codes are unsigned."""
     return in_format("int4")
 
 
 def count_products(bundle: Path) -> dict[int, int]:
-    """Return the number of products by the ONNX data type of their weights."""
     graph = onnx.load(bundle / "trunk.onnx", load_external_data=False).graph
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     makers = {node.output[0]: node for node in graph.node}
@@ -246,25 +238,24 @@ def test_the_manifest_says_how_weights_are_quantized(
 def test_the_trunk_for_cpus_is_checked_where_its_kernels_are(
     uint4_bundle: Path, tiny_model: Path, adapter_weights: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It rounds activations, so it has a limit of its own."""
     loaded, manifest = load_model(resolve(str(tiny_model)), "fp32"), read_manifest(uint4_bundle)
     cases = torch_cases(loaded.model, read_lookahead(adapter_weights, 4, loaded.model))
     files = set(uint4_bundle.iterdir())
     for limits, name in ((Limits(1e-6, 9), r"trunk\.onnx"), (Limits(9, 1e-6), r"trunk\.cpu\.onnx")):
         with pytest.raises(PassError, match=f"{name} differs from torch by"):
-            check_trunk(uint4_bundle, manifest, cases, limits)
-    error, limit = check_trunk(uint4_bundle, manifest, cases, Limits(9, 8))
+            check_trunks(uint4_bundle, manifest, cases, limits)
+    error, limit = check_trunks(uint4_bundle, manifest, cases, Limits(9, 8))
     assert 0 < error < limit
     cases[0].logits[0, 0, 0] = np.nan
     with pytest.raises(PassError, match=r"trunk\.onnx differs from torch by nan"):
-        check_trunk(uint4_bundle, manifest, cases[:1], Limits(9, 9))
+        check_trunks(uint4_bundle, manifest, cases[:1], Limits(9, 9))
     monkeypatch.setenv("PASS_KERNELS", "off")
-    assert check_trunk(uint4_bundle, manifest, cases[1:], Limits(9, 1e-6))[1] == 9
+    assert check_trunks(uint4_bundle, manifest, cases[1:], Limits(9, 1e-6))[1] == 9
     cpu_alone = manifest.model_copy(
         update={"trunk": manifest.trunk.model_copy(update={"file": "missing.onnx"})}
     )
     with pytest.raises(PassError, match="cannot be checked without kernels"):
-        check_trunk(uint4_bundle, cpu_alone, cases, Limits(9, 9))
+        check_trunks(uint4_bundle, cpu_alone, cases, Limits(9, 9))
     assert set(uint4_bundle.iterdir()) == files
 
 
@@ -278,7 +269,6 @@ def test_zero_points_are_refused_for_fp8_and_for_engines(tiny_model: Path, tmp_p
 
 
 def test_int4_has_zero_points_by_default_in_fp32_alone():
-    """Bundles in other dtypes are for GPUs."""
     assert ExportConfig("model", weights="int4").spec.scheme == ASYMMETRIC4
     for options in ({"dtype": "fp16"}, {"dtype": "bf16"}, {"zero_points": False}):
         assert ExportConfig("model", weights="int4", **options).spec.scheme == INT4
@@ -303,7 +293,6 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_embeddings_of_a_tied_head_have_the_values_of_its_codes_in_fp32(
     tied_model: Path, weights: str, dtype: str
 ):
-    """Not those of an untied head, and not on GPUs, where embeddings stay exact."""
     config = ExportConfig(str(tied_model), weights=weights, dtype=dtype, calibrate=None)
     source = resolve(str(tied_model))
     loaded = load_model(source, dtype)
@@ -331,7 +320,6 @@ def test_embeddings_of_an_untied_head_stay_as_they_are(tiny_model: Path):
 
 
 def test_a_layer_that_cannot_be_rounded_keeps_its_weight_and_that_of_its_group(tiny_model: Path):
-    """q, k and v are one product in a trunk, so all have codes or none."""
     source = resolve(str(tiny_model))
     loaded = load_model(source, "fp32")
     layer = loaded.model.model.layers[1]

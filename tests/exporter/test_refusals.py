@@ -26,7 +26,6 @@ from pass_runtime import PassError
 
 
 def message(call: Callable[[], object]) -> str:
-    """Return the one line of the PassError that `call` raises."""
     with pytest.raises(PassError) as refused:
         call()
     text = str(refused.value)
@@ -35,13 +34,11 @@ def message(call: Callable[[], object]) -> str:
 
 
 def load_message(directory: Path) -> str:
-    """Return the error with which the model in `directory` is refused."""
     return message(lambda: load_model(resolve(str(directory)), "fp32"))
 
 
 def config_only(directory: Path, source: Path, **changes: object) -> Path:
-    """Write a model without weights, and return its directory. `changes` are settings of
-    config.json, which must be refused before weights are read."""
+    """Write a model without weights: it must be refused before they are read."""
     directory.mkdir()
     config = json.loads((source / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | changes))
@@ -140,7 +137,6 @@ def test_a_missing_gguf_file_is_refused(tmp_path: Path):
 
 
 def test_a_model_of_the_hub_is_refused_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch):
-    """The tests run with HF_HUB_OFFLINE, so no connection is tried, and no sleep follows one."""
     attempts: list[object] = []
     monkeypatch.setattr(socket.socket, "connect", lambda _, address: attempts.append(address))
     monkeypatch.setattr(time, "sleep", attempts.append)
@@ -224,6 +220,11 @@ def test_a_bundle_for_cpus_alone_is_refused_for_gpus():
     )
 
 
+def test_a_text_to_verify_on_is_refused_for_bf16():
+    text = message(lambda: ExportConfig("x", dtype="bf16", verify=Path("text")))
+    assert "--verify runs the bundle on the CPU, which has no kernels for bf16" in text
+
+
 VERIFY = {"missing": None, "not UTF-8": "Straße".encode("latin-1"), "empty": b" \n"}
 
 
@@ -267,7 +268,6 @@ def test_an_unknown_dtype_is_a_usage_error():
 def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Here a weight is changed after torch's run and before the trace."""
     trace = export.trace_trunk
 
     def changed_trace(model, lookahead):

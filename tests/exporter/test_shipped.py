@@ -14,9 +14,8 @@ from conftest import SilentProgress, make_model
 from pass_exporter.config import ExportConfig
 from pass_exporter.export import export
 from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import FILE_NAME
+from pass_exporter.model.lookahead import FILE_NAME, shipped_weights
 from pass_exporter.model.registry import resolve
-from pass_exporter.model.shipped import shipped_weights
 from pass_runtime import read_manifest
 
 NAME = "smollm2-135m"
@@ -26,7 +25,6 @@ fine_tune = change_tensors(lambda old: {name: tensor * 1.02 for name, tensor in 
 
 
 def report_of(model: Path, *flags: object) -> str:
-    """Export `model`, and return the report, with single spaces."""
     done = command("--lookahead", 2, "--model", model, *flags)
     assert done.returncode == 0, done.stderr
     return " ".join(done.stderr.split())
@@ -34,11 +32,10 @@ def report_of(model: Path, *flags: object) -> str:
 
 @pytest.fixture
 def shipped(adapter_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the package ship weights for the tiny model under the name NAME."""
     models = tmp_path / "models"
     (models / NAME).mkdir(parents=True)
     shutil.copy(adapter_weights, models / NAME / FILE_NAME)
-    monkeypatch.setattr("pass_exporter.model.shipped.models_directory", lambda: models)
+    monkeypatch.setattr("pass_exporter.model.lookahead.models_directory", lambda: models)
 
 
 @pytest.mark.slow
@@ -78,8 +75,7 @@ def test_the_report_of_a_bf16_export_says_that_it_needs_engines(tiny_model: Path
 
 @pytest.mark.slow
 def test_the_report_counts_the_tokens_that_were_compared(tmp_path: Path):
-    """A model for 16 tokens has no room for the usual 32 tokens after a prompt."""
     model = make_model(tmp_path / "short", max_position_embeddings=16)
     config = ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle")
     report = export(config, SilentProgress())
-    assert report.greedy_tokens == 8
+    assert report.decoding.greedy_tokens == 8

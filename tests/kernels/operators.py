@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from pass_exporter.derived.packing import BLOCK, pack
-from pass_runtime.backends.ort.kernels import library
+from pass_runtime.backends.ort.session import library
 
 DOMAIN = "pass.cpu"
 NONE, SILU, GELU_TANH = 0, 1, 2
@@ -25,7 +25,6 @@ Array = np.ndarray[Any, Any]
 def run(
     op_type: str, *inputs: Array | None, outputs: int = 1, threads: int = 1, **attributes: float
 ) -> list[Array]:
-    """Run one operator. None leaves an input out."""
     session = open_operator(op_type, inputs, outputs, threads, **attributes)
     return session.run(None, feed_of(inputs))
 
@@ -37,7 +36,7 @@ def open_operator(
     threads: int = 1,
     **attributes: float,
 ) -> ort.InferenceSession:
-    """Open a graph of one operator. Its inputs are called x0, x1 .., its outputs y0, y1 .."""
+    """Inputs are x0, x1 .., outputs y0, y1 .."""
     dtypes = tuple(None if each is None else each.dtype for each in inputs)
     return _open(op_type, dtypes, outputs, threads, tuple(attributes.items()))
 
@@ -82,8 +81,8 @@ def _value(name: str, dtype: np.dtype[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight [out,in] of values code * scale + offset. scales, offsets: [out,blocks] float16.
-    symmetric: the offsets follow from the scales, and are not packed."""
+    """A weight [out,in], code * scale + offset. scales, offsets: [out,blocks] float16; symmetric:
+    offsets follow from scales, and are not packed."""
 
     codes: Array
     bits: int
@@ -93,7 +92,6 @@ class Weight:
 
     @property
     def layout(self) -> dict[str, int]:
-        """The attributes that say how the weight is packed."""
         return {"bits": self.bits, "symmetric": int(self.symmetric)}
 
     @property
@@ -137,5 +135,5 @@ def random_weight(
 
 
 def random_floats(rng: np.random.Generator, *shape: int) -> Array:
-    """Numbers of a bell curve with deviation 1."""
+    """A bell curve with deviation 1."""
     return (rng.integers(-4096, 4097, (12, *shape)).sum(0) / 8192).astype(np.float32)

@@ -1,8 +1,5 @@
-"""Prints hashes of what every operator computes of fixed random inputs, as JSON.
-
-test_variants.py starts this program with each set of instructions, and tests/cpus on CPUs that
-qemu-user emulates.
-"""
+"""Prints hashes of what every operator computes of fixed inputs, as JSON, for test_variants.py and
+tests/cpus."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from operators import BITS, GELU_TANH, LAYOUTS, SILU, Array, random_floats, random_weight, run
 
 from pass_exporter.derived.packing import interleave
-from pass_runtime.backends.ort.kernels import kernels_name
+from pass_runtime.backends.ort.session import kernels_name
 
 ROWS = (1, 2, 3, 4, 5, 7, 12, 13, 30)
 SPECIAL = np.array(

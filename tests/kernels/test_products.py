@@ -1,5 +1,4 @@
-"""The operators Product and DenseProduct, compared with NumPy, and that a row's bits depend on
-nothing else."""
+"""Product and DenseProduct against NumPy; a row's bits depend on nothing else."""
 
 from __future__ import annotations
 
@@ -23,12 +22,11 @@ from operators import (
 )
 
 from pass_exporter.derived.packing import BLOCK, GROUP, interleave
-from pass_runtime.backends.ort.kernels import find_kernels, library
+from pass_runtime.backends.ort.session import find_kernels, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {find_kernels()}")
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 EPSILON = 2.0**-24
-"""The largest relative error of one float32 operation."""
 LEAST = 2.0**-149 * 2**21
 """The largest error of a block's sum where float32 has fewer digits."""
 
@@ -37,7 +35,7 @@ LEAST = 2.0**-149 * 2**21
 
 
 def rounded(x: Array) -> tuple[Array, Array]:
-    """Return the 8-bit codes [rows,blocks,32] of rows, in float64, and their scales."""
+    """Return 8-bit codes [rows,blocks,32] in float64, and their scales."""
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK))).reshape(len(x), -1, BLOCK)
     largest = np.abs(padded).max(-1, initial=0)
     is_zero = largest <= np.float32(1e-30)
@@ -53,7 +51,7 @@ def restored(x: Array) -> Array:
 
 
 def product(x: Array, weight: Weight) -> tuple[Array, Array]:
-    """Return x times the weight, and the largest error of a product in float32."""
+    """Return the product and its largest error in float32."""
     rows, values = restored(x), weight.values
     blocks = weight.scales.shape[1]
     offsets = np.repeat(np.abs(weight.offsets.astype(float)), BLOCK, 1)[:, : weight.inputs]
@@ -62,7 +60,7 @@ def product(x: Array, weight: Weight) -> tuple[Array, Array]:
 
 
 def float32_product(x: Array, weight: Weight) -> Array:
-    """Return the product's bits: two fused operations for each block."""
+    """The product's bits: two fused operations a block."""
     codes, scales = rounded(x)
     padded = np.pad(weight.codes, ((0, 0), (0, -weight.inputs % BLOCK)))
     by_block = padded.reshape(len(padded), -1, BLOCK).astype(float)
@@ -79,7 +77,7 @@ def float32_product(x: Array, weight: Weight) -> Array:
 
 
 def gated(activation: int, gate: Array, up: Array) -> tuple[Array, Array]:
-    """Return activation(gate) * up, and its largest error in float32."""
+    """Return the result and its largest error in float32."""
     exponent = gate
     if activation == GELU_TANH:
         exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
@@ -143,7 +141,7 @@ magnitudes = st.sampled_from((0.0, 1e-45, 1e-38, 1e-31, 1e-20, 1.0, 1e20, 1e36))
 def test_zeros_and_tiny_and_huge_values(
     seed: int, by_block: list[float], layout: tuple[int, bool], data: st.DataObject
 ):
-    """Blocks of which all values are below 1e-30 count as 0."""
+    """Blocks below 1e-30 count as 0."""
     rng, inputs = np.random.default_rng(seed), BLOCK * len(by_block) - data.draw(st.integers(0, 31))
     weight = random_weight(rng, 20, inputs, *layout)
     factors = np.repeat(np.array(by_block), BLOCK)[:inputs]
@@ -198,8 +196,8 @@ def test_a_gate(
 
 @dataclass
 class Adapted:
-    """A product with an adapter. downs: A [in,rank] of each part. up: B [rank,out] by part. starts:
-    the first group of each part but the first one."""
+    """downs: A [in,rank] of each part. up: B [rank,out] by part. starts: the first group of each
+    part but the first."""
 
     weight: list[Weight]
     downs: list[Weight]
@@ -240,7 +238,7 @@ class Adapted:
         return Weight(codes, first.bits, scales, offsets, first.symmetric)
 
     def expected(self, x: Array, rows: Array) -> tuple[Array, Array]:
-        """Return the result for rows x [Q,K], and its largest error."""
+        """For x [Q,K], with its largest error."""
         parts = [product(x, weight) for weight in self.weight]
         for (result, error), down, up in zip(parts, self.downs, self.ups, strict=True):
             for row in rows:
@@ -283,8 +281,7 @@ def adapted_products(draw: st.DrawFn) -> Adapted:
 def test_adapted_rows_get_their_update(
     op: Adapted, seed: int, slots: int, width: int, data: st.DataObject
 ):
-    """Such rows are the same ones in every slot. Other rows have the bits of a product without an
-    adapter, and so have all if none is adapted."""
+    """Others have the bits of a product without an adapter."""
     rows = np.array(data.draw(st.lists(st.integers(0, width - 1), unique=True)), np.int64)
     x = random_floats(np.random.default_rng(seed), slots, width, op.weight[0].inputs)
     actual, plain = op(x, rows), op(x, None)
@@ -313,7 +310,6 @@ def test_other_rows_do_not_change_a_rows_bits(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_threads_do_not_change_bits(layout: tuple[int, bool]):
-    """Of many rows, and of weights of which each thread takes a part."""
     rng = np.random.default_rng(0)
     weight = random_weight(rng, 1500, 300, *layout)
     for rows in (1, 2, 13, 90):

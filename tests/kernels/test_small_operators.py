@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operators import GELU_TANH, LAYOUTS, SILU, Array, random_floats, random_weight, run
 
-from pass_runtime.backends.ort.kernels import find_kernels, library
+from pass_runtime.backends.ort.session import find_kernels, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {find_kernels()}")
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
@@ -126,7 +126,6 @@ def test_embeddings(
     factor: float | None,
     layout: tuple[int, bool] | None,
 ):
-    """Of tokens, times a factor, and of look-ahead rows, whose ids follow."""
     rng = np.random.default_rng(seed)
     of_lookahead = random_floats(rng, lookahead, size)
     ids = rng.integers(0, vocabulary + lookahead, (2, 7))

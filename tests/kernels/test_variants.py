@@ -1,4 +1,4 @@
-"""Every set of instructions computes the same bits (scripts/test.sh cpus: on other CPUs, too)."""
+"""Every set of instructions computes the same bits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from pass_runtime.backends.ort.kernels import find_kernels, kernels_name, library
+from pass_runtime.backends.ort.session import find_kernels, kernels_name, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {find_kernels()}")
 VARIANTS = ("avx512-vnni", "avx-vnni", "avx2", "plain")
-"""From the fastest. A CPU that lacks one takes the next."""
+"""A CPU that lacks one takes the next."""
 
 
 @cache
 def printed(variant: str) -> Any:
-    """Return what outputs.py prints with a variant of the kernels, or a slower one."""
     program = Path(__file__).with_name("outputs.py")
     environment = os.environ | {"PASS_KERNELS_CPU": variant}
     done = subprocess.run(

@@ -1,5 +1,4 @@
-"""The operator WindowAttention, compared with NumPy, and that a row's bits depend on nothing but
-the row and what it sees."""
+"""WindowAttention against NumPy; a row's bits depend on it and what it sees alone."""
 
 from __future__ import annotations
 
@@ -12,19 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operators import Array, feed_of, open_operator, random_floats, run
 
-from pass_runtime.backends.ort.kernels import find_kernels, library
+from pass_runtime.backends.ort.session import find_kernels, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {find_kernels()}")
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 SIZES = (8, 16, 20, 24, 40, 56, 64, 72, 80, 96, 104, 120, 128)
-"""Sizes of heads."""
 LENGTHS = (0, 1, 15, 16, 120, 127, 128, 129, 250, 384, 600)
 POSITIONS = 700
 
 
 @dataclass(repr=False)
 class Attention:
-    """Inputs of the operator: q [B,Q,H*D], k and v [B,Q,G*D], keys and values [B,G,S,D]."""
+    """q [B,Q,H*D], k and v [B,Q,G*D], keys and values [B,G,S,D]."""
 
     q: Array
     k: Array
@@ -64,11 +62,11 @@ class Attention:
         return self.q.shape[1]
 
     def run(self, threads: int = 1) -> list[Array]:
-        """Return y, and the caches of keys and values, which are not those of the inputs."""
+        """Return y, and new caches of keys and values."""
         return run("WindowAttention", *self.inputs, outputs=3, threads=threads, **self.attributes)
 
     def run_in_place(self, threads: int = 1) -> list[Array]:
-        """Return what `run` does, if the caches are inputs and outputs in the same memory."""
+        """With caches that are inputs and outputs in the same memory."""
         session = open_operator("WindowAttention", self.inputs, 3, threads, **self.attributes)
         binding = session.io_binding()
         binding.bind_output("y0")
@@ -82,7 +80,6 @@ class Attention:
         return [binding.get_outputs()[0].numpy(), feed["x3"], feed["x4"]]
 
     def with_rows(self, rows: list[int], length: Array | None = None) -> Attention:
-        """Return the same window with some of its rows."""
         mask = self.window_mask[np.ix_(rows, rows)]
         q, k, v = (each[:, rows] for each in (self.q, self.k, self.v))
         changed = replace(self, q=q, k=k, v=v, window_mask=mask)
@@ -97,7 +94,7 @@ class Attention:
         return replace(self, **{name: getattr(self, name)[slots] for name in names})
 
     def expected(self) -> list[Array]:
-        """Return what `run` does, in float64."""
+        """In float64."""
         size, group = self.keys.shape[-1], self.heads // self.kv_heads
         present = [self.keys.astype(float), self.values.astype(float)]
         y = np.zeros((self.slots, self.rows, self.heads, size))
@@ -115,7 +112,7 @@ class Attention:
         return [y.reshape(self.q.shape), *present]
 
     def rotated(self, heads: Array, length: int) -> Array:
-        """Rotate the first part of heads [Q,heads,D]."""
+        """Heads [Q,heads,D]."""
         positions = np.clip(length + self.row_position, 0, len(self.cos) - 1)
         cos, sin = (each[positions, None].astype(float) for each in (self.cos, self.sin))
         half = self.cos.shape[1]
@@ -123,7 +120,7 @@ class Attention:
         return np.concatenate([a * cos - b * sin, a * sin + b * cos, rest], -1)
 
     def seen(self, length: int) -> Array:
-        """Return which entries each row sees, [Q,length+Q]."""
+        """[Q,length+Q]"""
         seen = np.concatenate([np.ones((self.rows, length), bool), self.window_mask], 1)
         positions = np.concatenate([np.arange(-length, 0), self.row_position])
         if self.window:
@@ -132,7 +129,7 @@ class Attention:
 
 
 def mask_of(parents: list[int]) -> tuple[Array, Array]:
-    """Return the positions and the mask of a window whose row i follows row parents[i], or none."""
+    """Row i follows row parents[i], or none."""
     mask = np.eye(len(parents), dtype=bool)
     for row, parent in enumerate(parents):
         if parent >= 0:
@@ -151,7 +148,7 @@ def random_attention(
     room: int = 0,
     **options: float,
 ) -> Attention:
-    """room: what the cache holds behind the longest window."""
+    """room: behind the longest window."""
     rng, slots, rows = np.random.default_rng(seed), len(lengths), len(parents)
     row_position, window_mask = mask_of(parents)
     shape = (slots, kv_heads, max(lengths) + rows + room, size)
@@ -224,7 +221,6 @@ def test_the_cache_may_be_written_in_place(attention: Attention):
 
 
 def test_scores_that_are_far_apart():
-    """One entry has nearly all the weight, in another segment than the rest."""
     attention = chain(0, 300, 3, scale=1.0)
     attention.keys[:, :, 140] *= 300
     attention.values[:, :, 140] = 7
@@ -236,7 +232,6 @@ def test_scores_that_are_far_apart():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("length", [0, 130])
 def test_infinity_and_nan_are_not_lost(length: int, value: float):
-    """Rows that do not see such a row keep their bits."""
     attention = random_attention(0, [length], [-1, 0, 1, 0, 3], room=1)
     expected = attention.run()[0]
     for name in ("q", "k"):
@@ -255,7 +250,6 @@ def test_infinity_and_nan_are_not_lost(length: int, value: float):
 @QUICK
 @given(attentions())
 def test_slots_do_not_depend_on_their_neighbours(attention: Attention):
-    """Neighbours have other lengths, and make the cache larger."""
     y, keys, values = attention.run()
     for slot in range(attention.slots):
         own, end = attention.with_slots([slot]), attention.length[slot] + attention.rows
@@ -278,7 +272,6 @@ def test_what_lies_behind_the_window_does_not_matter(attention: Attention):
 @QUICK
 @given(attentions(max_slots=2))
 def test_rows_depend_on_what_they_see_alone(attention: Attention):
-    """Not on rows of other branches of a tree, and not on later rows."""
     expected = attention.run()[0]
     rng = np.random.default_rng(0)
     for row in {0, attention.rows // 2, attention.rows - 1}:
@@ -303,8 +296,7 @@ def test_rows_depend_on_what_they_see_alone(attention: Attention):
 def test_chunks_of_a_text_do_not_change_bits(
     length: int, rows: int, size: int, window: int, data: st.DataObject
 ):
-    """A row has the same bits alone, and in a window at any place; its neighbours are then in the
-    cache. So do its keys and values."""
+    """A row has the same bits alone, and anywhere in a window."""
     whole = chain(size, length, rows, size=size, window=window)
     expected = whole.run()
     done, keys, values = 0, whole.keys, whole.values
@@ -322,7 +314,7 @@ def test_chunks_of_a_text_do_not_change_bits(
     ("slots", "kv_heads", "rows"), [(1, 1, 1), (1, 3, 5), (2, 3, 20), (4, 4, 50), (1, 2, 130)]
 )
 def test_threads_do_not_change_bits(slots: int, kv_heads: int, rows: int):
-    """A few parts are split by segments of the cache, and many are not."""
+    """A few parts are split by segments of the cache, many are not."""
     lengths, parents = [610, 3, 250, 128][:slots], list(range(-1, rows - 1))
     attention = random_attention(0, lengths, parents, kv_heads=kv_heads, group=3)
     one = attention.run()

@@ -29,7 +29,7 @@ from pass_exporter.model.families import SUPPORTED_FAMILIES
 
 TOKENIZERS = ("byte-level", "byte-fallback", "metaspace", "wordpiece")
 GGUF_TOKENIZERS = TOKENIZERS[:2]
-"""Kinds of tokenizers that an export reads from .gguf files. It refuses the other kinds."""
+"""Kinds of tokenizers that an export reads from .gguf files."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -49,9 +49,6 @@ ACTIVATION_KEYS = {"gemma3_text": "hidden_activation"}
 
 @dataclass(frozen=True)
 class Case:
-    """A model to make. config: settings of its configuration. tokenizer: one of TOKENIZERS.
-    prefix_space: whether a byte-fallback tokenizer puts a space before a text."""
-
     family: str
     config: dict[str, Any]
     tokenizer: str
@@ -113,7 +110,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def rotations(draw: st.DrawFn, family: str, positions: int) -> dict[str, Any]:
-    """Draw `rope_parameters` for a family. positions: `max_position_embeddings` of the model."""
     theta = draw(st.sampled_from((100.0, 10000.0, 500000.0)))
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if family == "phi3":
@@ -189,7 +185,6 @@ def tokenizer_of(case: Case) -> Any:
 
 
 def save(case: Case, directory: Path) -> Path:
-    """Save the model in a directory, as transformers does. Return the directory."""
     tokenizer = tokenizer_of(case)
     config = {
         name: value
@@ -206,7 +201,7 @@ def save(case: Case, directory: Path) -> Path:
 
 def save_gguf(case: Case, model: Path, path: Path) -> Path:
     """Write a model that `save` has saved into a .gguf file: in float32, with the metadata keys and
-    tensor names of llama.cpp's converter. Return the path of the file."""
+    tensor names of llama.cpp's converter."""
     config, arch = case.config, GGUF_NAMES.get(case.family, case.family)
     writer = gguf.GGUFWriter(path, arch)
     heads = config["num_attention_heads"]
@@ -309,7 +304,5 @@ def _add_tokenizer(writer: gguf.GGUFWriter, case: Case, model: Path) -> None:
 
 
 def _interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Return the rows (or biases) of a q or k projection in llama.cpp's order: from the first and
-    the second half of each head in turn."""
     halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -1,5 +1,3 @@
-"""With ONNX Runtime on CUDA, a bundle writes the tokens that it writes on the CPU (`-m gpu`)."""
-
 from dataclasses import replace
 from pathlib import Path
 

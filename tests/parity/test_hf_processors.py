@@ -1,5 +1,3 @@
-"""Greedy text with penalties, biases and forbidden tokens is that of transformers' processors."""
-
 from __future__ import annotations
 
 from pathlib import Path

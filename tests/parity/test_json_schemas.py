@@ -1,6 +1,3 @@
-"""A random model writes valid JSON of 200 schemas, wherever its text is not cut off. Wrong and huge
-constraints are refused soon."""
-
 from __future__ import annotations
 
 import json

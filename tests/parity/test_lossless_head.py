@@ -1,6 +1,3 @@
-"""With a draft head that chooses from a part of the vocabulary, every plan writes the text of plain
-decoding. (In test_lossless.py the vocabulary is so small that the head chooses from all of it.)"""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,11 +10,11 @@ from same_text import assert_same_text
 
 SAMPLING = [SamplingParams(), SamplingParams(0.8, seed=7), SamplingParams(1.0, 50, 0.8, seed=7)]
 PLANS = [
-    *((mode, lookahead) for mode in ("two-pass", "fused") for lookahead in (1, 2, 4)),
+    *((plan, lookahead) for plan in ("two-pass", "fused") for lookahead in (1, 2, 4)),
     ("fused:3,1,0,2", 4),
     ("auto", None),
 ]
-"""Modes, and look-aheads."""
+"""Plans, and look-aheads."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,6 @@ def options(sampling: SamplingParams, plan: str, lookahead: int | None = None) -
 
 
 def check_plans(session: Session, sampling: SamplingParams) -> None:
-    """Assert that all of PLANS write the text of plain decoding."""
     prompt = session.encode("The quick brown fox jumps over")
     plain = run_tokens(session, prompt, options(sampling, "ar")).token_ids
     for plan, lookahead in PLANS:
@@ -55,7 +51,6 @@ def test_greedy_text_with_the_rejection_rule_is_plain_decoding(rejecting: Sessio
 def test_sampled_text_with_the_rejection_rule_is_repeatable(
     rejecting: Session, sampling: SamplingParams
 ):
-    """The text is not that of plain decoding. The tests of the tails compare distributions."""
     prompt = rejecting.encode("The quick brown fox jumps over")
     for plan, lookahead in PLANS[:-1]:  # not `auto`, whose plans depend on the time
         request = options(sampling, plan, lookahead)

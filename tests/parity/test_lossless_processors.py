@@ -1,5 +1,3 @@
-"""With constraints, penalties and biases, every plan writes the text of plain decoding."""
-
 from __future__ import annotations
 
 import json
@@ -21,7 +19,7 @@ PLANS = [
     ("fused:3,1,0,2", None),
     ("two-pass", "ngram"),
 ]
-"""Modes, and where drafts come from."""
+"""Plans, and where drafts come from."""
 CONSTRAINTS = [
     None,
     Constraint(regex="(ab|cd|[0-9]{2,5}){1,30}"),
@@ -45,7 +43,6 @@ def session(request: pytest.FixtureRequest) -> Session:
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict:
-    """Draw the fields of GenerateOptions but the plan."""
     constraint = draw(st.sampled_from(CONSTRAINTS))
     sampling = SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.8, 1.5])),
@@ -102,18 +99,6 @@ def check_text(session: Session, request: dict, tokens: list[int], reason: str) 
         assert reason != "stop" or text in constraint.choice
 
 
-def test_requests_of_one_batch_do_not_share_processors(session: Session):
-    penalized = SamplingParams(0.9, seed=1, frequency_penalty=0.9)
-    requests = [
-        GenerateOptions(24, penalized, plan="fused", ignore_eos=True),
-        GenerateOptions(24, SamplingParams(0.9, seed=2), plan="fused", constraint=CONSTRAINTS[1]),
-        GenerateOptions(24, SamplingParams(0.9, seed=3), plan="fused", ignore_eos=True),
-    ]
-    alone = [session.generate("The quick", options).result().token_ids for options in requests]
-    together = [session.generate("The quick", options) for options in requests]
-    assert [generation.result().token_ids for generation in together] == alone
-
-
 def test_a_token_that_a_grammar_forces_is_a_draft(session: Session):
     constraint = Constraint(choice=["the quick brown fox jumps over the lazy dog"])
     results = {
@@ -159,6 +144,5 @@ def test_the_rejection_rule_draws_allowed_tokens_as_often_as_plain_decoding(
 
 
 def token_counts(session: Session, options: list[GenerateOptions]) -> Counter[int]:
-    """Return how often each token is written."""
     streams = [session.generate("a b", each) for each in options]
     return Counter(token for stream in streams for token in stream.result().token_ids)

@@ -1,6 +1,3 @@
-"""The prefix store saves the cache entries of a text when another text takes its slot: unchanged,
-within a budget of bytes, and those that were used last."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -113,14 +110,12 @@ def test_the_text_used_longest_ago_is_dropped(backend: OrtBackend):
 
 
 def tokens_read(session: Session, prompt: list[int]) -> int:
-    """Send a request, and return how many tokens of its prompt were not in the cache."""
     done = session.generate_ids(prompt, GenerateOptions(3, plan="ar", ignore_eos=True)).result()
     return len(prompt) - done.stats.cached_tokens
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_long_prompt_is_still_cached_after_short_requests(tiny_bundle: Path, slots: int):
-    """Short requests take its slot, and the KV cache shrinks."""
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=slots) as session:
         assert tokens_read(session, [*PROMPT, 5]) == 401
         for number in range(4):
@@ -132,13 +127,3 @@ def test_a_long_prompt_is_still_cached_after_short_requests(tiny_bundle: Path, s
             assert tokens_read(session, [*conversation, turn]) == 2 + turn
             tokens_read(session, [12, 13])
             conversation.append(turn)
-
-
-def test_a_prompt_is_read_again_if_there_was_no_memory_to_save_it(tiny_bundle: Path):
-    with load(tiny_bundle, "cpu", threads=1) as session:
-        assert tokens_read(session, [*PROMPT, 5]) == 401
-        # A size that the budget allows, but no memory has.
-        session.backend.cache.saved_bytes = lambda _: 1 << 60
-        session._scheduler.runner._store._budget = 1 << 61
-        tokens_read(session, [6, 7, 8])
-        assert tokens_read(session, [*PROMPT, 5]) > 300

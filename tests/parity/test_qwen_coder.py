@@ -1,6 +1,3 @@
-"""qwen2.5-coder-0.5b with its shipped weights: greedy text is that of transformers, and every plan
-writes the text of plain decoding. Runs if the model (half a gigabyte) was fetched before."""
-
 from __future__ import annotations
 
 import json
@@ -31,7 +28,7 @@ PROMPTS = [
     for line in (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ][::8]
 TOKENS = 24
-# Modes, and look-aheads.
+# Plans, and look-aheads.
 PLANS = (("two-pass", 1), ("two-pass", 4), ("fused", 2), ("fused", 4), ("auto", None))
 
 
@@ -57,8 +54,6 @@ def expected() -> list[tuple[list[int], list[int]]]:
 
 @pytest.fixture(scope="module")
 def session(expected: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """Export and open the bundle. `expected` goes first, so that torch's copy of the weights is
-    freed before."""
     from pass_exporter.config import ExportConfig
     from pass_exporter.export import export
 

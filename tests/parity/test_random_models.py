@@ -59,7 +59,6 @@ def saved(case: Case) -> Iterator[tuple[Path, Path]]:
 
 
 def refused_setting(error: PassError) -> str:
-    """Return the setting of REFUSALS that the error names. Assert that the error is one line."""
     settings = [name for name in REFUSALS if name in str(error)]
     assert len(str(error).splitlines()) == 1 and settings, error
     return settings[0]
@@ -72,8 +71,6 @@ def reference(case: Case, directory: Path) -> PreTrainedTokenizerFast:
 
 
 def check_loading(case: Case) -> str:
-    """Compare token ids and logits with those of transformers. Return "equal", or the setting for
-    which the model is refused."""
     with saved(case) as (directory, source):
         try:
             loaded = load_model(resolve(str(source)), "fp32")
@@ -92,8 +89,6 @@ def check_loading(case: Case) -> str:
 
 
 def check_decoding(case: Case) -> str:
-    """Export the model, and compare texts with those of transformers. Return "equal", or the
-    setting for which the model is refused."""
     with saved(case) as (directory, source):
         try:
             bundle = export_bundle(source, directory.with_name("bundle"), lookahead=1)

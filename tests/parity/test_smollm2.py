@@ -1,6 +1,3 @@
-"""The default model's greedy text is that of transformers, and every plan writes the text of plain
-decoding."""
-
 from __future__ import annotations
 
 import json
@@ -28,7 +25,7 @@ PLANS = [
     *(("two-pass", 1), ("two-pass", 4), ("fused", 2), ("fused", 4)),
     *(("fused:4,3,2,2,1", None), ("auto", None)),
 ]
-"""Modes, and look-aheads."""
+"""Plans, and look-aheads."""
 References = dict[int, tuple[list[int], list[int]]]
 OFTEN, LONG = range(0, len(PROMPTS), 3), (3, 4)
 """Indices of prompts: those that are compared with transformers without --all, and those whose
@@ -62,13 +59,11 @@ def references(request: pytest.FixtureRequest) -> References:
 
 
 def _until_end(ids: list[int], ends: tuple[int, ...]) -> list[int]:
-    """Return the text up to its first end token, without the padding that follows."""
     return ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
 
 
 @pytest.fixture(scope="module")
 def session(references: References, smollm2_bundle: Path) -> Iterator[Session]:
-    """Open the bundle. `references` goes first, so that torch's copy of the weights is freed."""
     yield load(smollm2_bundle, "cpu", threads=THREADS)
 
 

@@ -1,5 +1,3 @@
-"""Every graph builds in TensorRT-RTX without a GPU, and the manifest lists the engines."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,18 +9,23 @@ from conftest import SilentProgress, export_bundle, make_model, random_head, wri
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.build import build_engines
 from pass_exporter.engines.builder import EngineBuilder, Source
-from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
-from pass_exporter.engines.profiles import engine_plans, tail_profiles, trunk_profiles
+from pass_exporter.engines.profiles import engine_windows, tail_profiles, trunk_profiles
 from pass_exporter.engines.target import MIN_COMPUTE_CAPABILITY
+from pass_exporter.engines.tensorrt_graphs import (
+    aliases,
+    tail_for_tensorrt,
+    trunk_for_tensorrt,
+    widened,
+)
 from pass_exporter.progress import Step
 from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.integrity import file_info, verify_files
 from pass_runtime.bundle.manifest import Graph, Profile, Tensor
-from pass_runtime.bundle.plan import fused_plan
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SAMPLERS, TOKEN_LIST_SIZES, Rule
 from pass_runtime.bundle.tensors import COLUMNS
+from pass_runtime.bundle.window import fused_window
 
 pytestmark = pytest.mark.tensorrt
 pytest.importorskip("tensorrt_rtx", reason="pip install 'pass-toolkit[tensorrt-rtx]'")
@@ -54,7 +57,6 @@ def no_report(_done: int, _steps: int) -> None:
 
 
 def build(path: Path, graph: Graph, profiles: tuple[Profile, ...], target: str = "sm120") -> bytes:
-    """Build an engine of the graph in a file, without changes."""
     inputs, outputs = graph.inputs, graph.outputs
     source = Source(graph, path.read_bytes(), path, inputs, outputs, profiles, {})
     return EngineBuilder(RTX, (target,)).build(source, no_report)
@@ -102,8 +104,8 @@ def test_bundles_build_for_every_target(
     assert built.targets == targets
     assert built.capacities == (512, 768)
     graphs = [
-        manifest.plan(plan.tail).tails[sampler].file
-        for plan in engine_plans(manifest)
+        manifest.window(window.tail).tails[sampler].file
+        for window in engine_windows(manifest)
         for sampler in SAMPLERS
     ]
     assert [engine.graph for engine in built.engines] == [
@@ -121,26 +123,26 @@ def test_bundles_build_for_every_target(
     ]
     assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
     widths = {profile.sizes["width"][0] for profile in trunk.profiles}
-    plan_widths = {plan.width for plan in engine_plans(manifest) if plan.width > 1}
-    assert widths == plan_widths | {RTX.least_width, 32, 256}  # and those of chunks of a prefill
+    window_widths = {window.width for window in engine_windows(manifest) if window.width > 1}
+    assert widths == window_widths | {RTX.least_width, 32, 256}  # and those of chunks of a prefill
     for batch in batches:
         for columns in built.capacities:
-            for plan in engine_plans(manifest):
+            for window in engine_windows(manifest):
                 sizes = {
                     "batch": batch,
                     "columns": columns,
-                    "lookahead_rows": len(plan.lookahead_rows),
+                    "lookahead_rows": len(window.lookahead_rows),
                 }
-                sizes |= {"width": max(plan.width, RTX.least_width), "logit_rows": plan.width}
-                assert any(profile.admits(sizes) for profile in trunk.profiles), (plan.name, sizes)
-                emitting = sizes | {"width": plan.width, "max_emitted": plan.max_emitted}
-                assert any(profile.admits(emitting) for profile in logprobs.profiles), plan.name
-                if not plan.parents:
-                    lists = emitting | {"processed_rows": plan.drafts + 1}
-                    for size in TOKEN_LIST_SIZES:
-                        assert any(
-                            p.admits(lists | {"touched": size}) for p in processors.profiles
-                        ), plan.name
+                sizes |= {"width": max(window.width, RTX.least_width), "logit_rows": window.width}
+                assert any(profile.admits(sizes) for profile in trunk.profiles), (
+                    window.name,
+                    sizes,
+                )
+                emitting = sizes | {"width": window.width, "max_emitted": window.max_emitted}
+                assert any(profile.admits(emitting) for profile in logprobs.profiles), window.name
+                lists = emitting | {"processed_rows": window.drafts + 1}
+                for size in TOKEN_LIST_SIZES:
+                    assert any(p.admits(lists | {"touched": size}) for p in processors.profiles)
 
 
 def test_a_tail_for_a_vocabulary_with_an_incomplete_last_block_builds(tmp_path: Path):
@@ -150,7 +152,7 @@ def test_a_tail_for_a_vocabulary_with_an_incomplete_last_block_builds(tmp_path: 
     from pass_exporter.bundle import graph_info
 
     path = tmp_path / "tail.onnx"
-    ir.save(build_tail(fused_plan([2, 2, 2]), "truncated", 50_257), path)
+    ir.save(build_tail(fused_window([2, 2, 2]), "truncated", 50_257), path)
     graph = graph_info(ir.load(path), path.name)
     sizes = {"batch": (1, 2, 4), "positions": (800, 800, 800)}
     sizes |= {"width": (9, 9, 9), "lookahead_rows": (6, 6, 6)}
@@ -159,8 +161,6 @@ def test_a_tail_for_a_vocabulary_with_an_incomplete_last_block_builds(tmp_path: 
 
 @pytest.fixture(scope="module")
 def smollm2_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trunk in fp16 with an adapter, as wide as SmolLM2's. Its weights are random: they do not
-    matter to a builder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -216,26 +216,28 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
-    """A tiny vocabulary would not show whether TopK over a real one and the tables of noise build.
-    Tails are built for one sequence and several, and with the padded windows of plain decoding."""
+    """A tiny vocabulary would not show whether TopK over a real one and the tables of noise
+    build."""
     from pass_exporter.bundle import write_tails
-    from pass_runtime.bundle.plan import bundle_plans
+    from pass_runtime.bundle.window import bundle_windows
 
     builder = EngineBuilder(RTX, ("sm120",))
     infos = write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"], rule=rule)
-    plans = {plan.name: plan for plan in bundle_plans(4)}
+    windows = {window.name: window for window in bundle_windows(4)}
     for info in infos[-3:] if rule == "rejection" else (infos[0], *infos[-3:]):
         for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":  # both rules have one greedy tail
                 path = tmp_path / graph.file
-                plan = plans[info.name]
-                profiles = tail_profiles(plan, 8192, max_batch_size=4)
+                window = windows[info.name]
+                profiles = tail_profiles(window, 8192, max_batch_size=4)
                 inputs, outputs = (
-                    widened(ts, plan, RTX.least_width) for ts in (graph.inputs, graph.outputs)
+                    widened(ts, window, RTX.least_width) for ts in (graph.inputs, graph.outputs)
                 )
-                narrow = plan.width < RTX.least_width
+                narrow = window.width < RTX.least_width
                 model = (
-                    tail_for_tensorrt(path, plan, RTX.least_width) if narrow else path.read_bytes()
+                    tail_for_tensorrt(path, window, RTX.least_width)
+                    if narrow
+                    else path.read_bytes()
                 )
                 source = Source(graph, model, path, inputs, outputs, profiles, {})
                 assert len(builder.build(source, no_report)) > 0, graph.file
@@ -244,12 +246,14 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
 def test_the_logprobs_graph_builds(tmp_path: Path):
     """It has a TopK, and a slice whose length is that of another input."""
     from pass_exporter.bundle import write_logprobs
-    from pass_runtime.bundle.plan import bundle_plans
+    from pass_runtime.bundle.window import bundle_windows
 
     graph = write_logprobs(tmp_path, vocab_size=SMOLLM2_SHAPE["vocab_size"])
     path = tmp_path / graph.file
     windows = [
-        (batch, plan.width, plan.max_emitted) for plan in bundle_plans(4)[-3:] for batch in (1, 4)
+        (batch, window.width, window.max_emitted)
+        for window in bundle_windows(4)[-3:]
+        for batch in (1, 4)
     ]
     profiles = tuple(
         Profile(sizes={"batch": (b, b, b), "width": (w, w, w), "max_emitted": (e, e, e)})
@@ -263,8 +267,7 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     "rank", [pytest.param(0, marks=pytest.mark.seldom), 4], ids=["head", "adapter and head"]
 )
 def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
-    """The trunk has an output of hidden states, also for windows without look-ahead rows. The head
-    chooses from a part of the vocabulary, so there are trees, too."""
+    """The trunk has an output of hidden states, also for windows without look-ahead rows."""
     model = make_model(tmp_path / "model", vocab_size=1024)
     weights = write_random_weights(model, tmp_path / "lookahead.safetensors", 2, rank, head_rank=12)
     bundle = export_bundle(
@@ -278,7 +281,7 @@ def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     manifest = read_manifest(bundle)
     assert manifest.engines == (built,) and manifest.lookahead.head is not None
     trunk = built.engines[-1]
-    assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6, 8}
+    assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6}
 
 
 @pytest.mark.slow
@@ -287,18 +290,17 @@ def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
     import torch
 
     from pass_exporter.bundle import write_tails
-    from pass_runtime.bundle.plan import bundle_plans
+    from pass_runtime.bundle.window import bundle_windows
 
     vocab = SMOLLM2_SHAPE["vocab_size"]
     head = random_head(torch.randn(vocab, SMOLLM2_SHAPE["hidden_size"]), rank=96, width=384)
     infos = write_tails(tmp_path, lookahead=4, vocab_size=vocab, rule=rule, draft_head=head)
-    plans = {plan.name: plan for plan in bundle_plans(4, trees=rule == "match")}
-    names = ("draft-4", "fused-4", *(("tree-5", "tree-16") if rule == "match" else ()))
-    for info in [info for info in infos if info.name in names]:
+    windows = {window.name: window for window in bundle_windows(4)}
+    for info in [info for info in infos if info.name in ("draft-4", "fused-4")]:
         for sampler, graph in info.tails.items():
             if rule == "match" or sampler != "greedy":  # as above
                 path = tmp_path / graph.file
-                profiles = tail_profiles(plans[info.name], 8192, max_batch_size=4)
+                profiles = tail_profiles(windows[info.name], 8192, max_batch_size=4)
                 assert len(build(path, graph, profiles)) > 2 * vocab * 96  # the head's table
 
 

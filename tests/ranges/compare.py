@@ -1,5 +1,4 @@
-"""With the oldest versions of the runtime's dependencies, bundles decode to the tokens that the
-newest versions wrote (record.py)."""
+"""With the oldest dependencies, bundles decode to what the newest ones wrote (record.py)."""
 
 from __future__ import annotations
 
@@ -24,9 +23,7 @@ def test_these_are_other_versions_and_there_is_no_torch():
 
 @pytest.mark.parametrize("name", BUNDLES)
 def test_the_tokens_are_those_of_the_newest_versions(name: str):
-    """In int4 ONNX Runtime rounds rows to 8 bits, so the last bit of a sum can change a logit by
-    0.1 and with it a token. There, two thirds of the texts must be the same, and all logits
-    near."""
+    """In int4 ONNX Runtime rounds rows to 8 bits: a sum's last bit can change a logit by 0.1."""
     differing = []
     with load(directory() / name, "cpu") as session:
         prompt = session.encode(PROMPT)

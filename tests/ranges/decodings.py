@@ -1,5 +1,4 @@
-"""What record.py decodes with the newest versions of the dependencies and compare.py with the
-oldest: the bundles, the requests, and the file of the newest versions' tokens."""
+"""What record.py and compare.py decode."""
 
 from __future__ import annotations
 
@@ -8,18 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pass_runtime import GenerateOptions, SamplingParams, Session
-from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.bundle.window import ar_window
 from pass_runtime.measuring.lossless import token_scores
 
 BUNDLES = ("tiny", "random", "adapter", "head", "int4")
 PROMPT = "The quick brown fox jumps over"
 PLANS = ("ar", "two-pass", "fused", "fused:4,3,2,2,1", "auto")
 SAMPLING = ((0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 0.8))
-"""Temperature, top-k and top-p, so that each sampler is used once."""
+"""Temperature, top-k and top-p, for each sampler."""
 
 
 def directory() -> Path:
-    """The directory in which scripts/test.sh ranges keeps the bundles."""
     return Path(os.environ["PASS_RANGES"])
 
 
@@ -28,7 +26,6 @@ def tokens_file() -> Path:
 
 
 def requests() -> dict[str, GenerateOptions]:
-    """The requests that are compared, by name."""
     return {
         f"{plan} at {values}": GenerateOptions(
             max_new_tokens=48, sampling=SamplingParams(*values, seed=7), plan=plan, ignore_eos=True
@@ -39,12 +36,9 @@ def requests() -> dict[str, GenerateOptions]:
 
 
 def logits_after(session: Session, texts: Mapping[str, list[int]]) -> list[list[float]]:
-    """Return the logits [7,V] of plain decoding after the greedy text's first 1, 8, 16, ... tokens.
-
-    texts: the tokens of `requests`, by name.
-    """
+    """Return the logits [7,V] of plain decoding in the greedy text."""
     key, logits = f"ar at {SAMPLING[0]}", []
     for count in (1, 8, 16, 24, 32, 40, 47):
         token_scores(session, [*session.encode(PROMPT), *texts[key][:count]], requests()[key])
-        logits.append(session.backend.logits(ar_plan())[0][0].tolist())
+        logits.append(session.backend.logits(ar_window())[0][0].tolist())
     return logits

@@ -1,5 +1,4 @@
-"""Exports bundles with the newest versions of the dependencies, and records the tokens that they
-decode to, for compare.py. It is a test because it needs fixtures of tests/conftest.py."""
+"""Exports bundles, and records what they decode to with the newest dependencies."""
 
 from __future__ import annotations
 

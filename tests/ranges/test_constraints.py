@@ -14,9 +14,9 @@ from pass_runtime.packages import PACKAGES
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CHOSEN_BY_USERS = "tensorrt-cu13"
-"""It is not in constraints.txt: it comes from NVIDIA's own index, and no test installs it."""
+"""Not in constraints.txt: it comes from NVIDIA's own index."""
 BOUND_IS_NEWEST = "jinja2"
-"""Its lower bound is the newest version, because templates can leave the sandbox of older ones."""
+"""Templates can leave the sandbox of older ones."""
 REQUIREMENTS = sorted(
     {
         line
@@ -27,7 +27,6 @@ REQUIREMENTS = sorted(
 
 
 def constraints() -> dict[str, str]:
-    """Return the versions of constraints.txt by package."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
     versions = {canonicalize_name(name): version for name, version in pairs}
@@ -47,8 +46,6 @@ def test_every_requirement_is_pinned_inside_its_range(line: str):
     "line", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["cpu"]]
 )
 def test_the_runtime_pins_no_version(line: str):
-    """A requirement has a lower bound, which scripts/test.sh ranges installs, and allows newer
-    versions."""
     specifiers = Requirement(line).specifier
     assert {each.operator for each in specifiers} <= {">=", "<"}
     (lower_bound,) = (each.version for each in specifiers if each.operator == ">=")
@@ -57,7 +54,7 @@ def test_the_runtime_pins_no_version(line: str):
 
 
 def test_only_cpu_and_gpu_bring_an_onnxruntime():
-    """Each brings one of the two builds, which would overwrite each other's files."""
+    """They overwrite each other's files."""
     builds = {}
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     for extra, lines in groups.items():

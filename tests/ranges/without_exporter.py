@@ -1,8 +1,5 @@
-"""A pytest plugin for an environment without the exporter, in place of tests/conftest.py.
-
-Its fixtures are the bundles that record.py exported. It leaves out test files that import what is
-not installed, and skips tests whose fixtures need the exporter.
-"""
+"""A pytest plugin in place of tests/conftest.py, for an environment without the exporter: its
+fixtures are the bundles of record.py, and files that import what is missing are left out."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ if version("click").startswith("8.1."):
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Return True to leave out a file. For the others None: False would overrule --ignore."""
+    """False would overrule --ignore."""
     if collection_path.suffix != ".py":
         return None
     return NEEDS_EXPORTER.search(collection_path.read_text(encoding="utf-8")) is not None or None

@@ -1,19 +1,17 @@
-"""Checks that the runtime may bind an output of a graph to the memory of one of its inputs: no node
-reads the input after the output was written. For the tests of all tails."""
+"""The runtime binds some outputs of a tail to the memory of inputs."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 SHARED = {"input_ids": "next_ids", "length": "next_length", "draft_probs": "next_draft_probs"}
-"""By input, the output that the runtime binds to the same memory."""
+"""By input, the output in the same memory."""
 ELEMENTWISE = ("Add", "Where")
 """Operators that write each element after all reads of the same element of their inputs."""
 
 
 def late_readers(graph: ir.Graph) -> list[str]:
-    """Return a line for every node that may read an input of SHARED after its output is written:
-    that is any reader which does not lead to the output."""
+    """A node that does not lead to the output may read the input after the output is written."""
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
     lines = []
@@ -28,7 +26,6 @@ def late_readers(graph: ir.Graph) -> list[str]:
 
 
 def _ancestors(node: ir.Node) -> set[ir.Node]:
-    """Return the node and all nodes that its inputs depend on."""
     ancestors, pending = set(), [node]
     while pending:
         node = pending.pop()

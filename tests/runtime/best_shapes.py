@@ -1,10 +1,4 @@
-"""The fused plan that writes the most tokens per second, found by trying all. Tests compare the
-plans on the menu of `auto` with it.
-
-A shape is the group sizes of a fused plan with D drafts: [D+1], the look-ahead rows after the root
-and after each draft. `cumulative` [drafts+1]: for each i, the probability that the first i drafts
-of a pass are all accepted.
-"""
+"""The fused window that writes the most tokens per second, found by trying all."""
 
 from __future__ import annotations
 
@@ -15,22 +9,16 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.tuning.estimates import Floats
+from pass_runtime.tuning.auto import Floats
 
 MAX_EXHAUSTIVE_DRAFTS = 3
-"""Up to this many drafts, every shape is tried, 192 with three. With more drafts there are too
-many: only shapes whose groups never grow are tried, and the same shapes with a full last group."""
+"""Up to this many drafts, every shape is tried, 192 with three."""
 
 
 def fused_tokens(groups: npt.NDArray[np.int64], cumulative: Floats) -> Floats:
-    """Return [N], the expected tokens per pass of N shapes with D drafts, groups [N,D+1].
-
-    The numbers of drafts that successive passes accept are a Markov chain: a pass that accepts `a`
-    leaves groups[a] drafts, of which the next accepts a' or more with probability cumulative[a'],
-    if there are so many. The stationary distribution x of the chain solves x T = x.
-    """
+    """Return [N], the expected tokens per pass of N shapes with D drafts, groups [N,D+1]."""
     shape_count, depth = groups.shape
-    # [drafts, accepted]: the probability that of so many drafts at least so many are accepted
+    # [drafts, accepted]: a probability
     at_least = np.where(np.arange(depth) <= np.arange(depth)[:, None], cumulative[:depth], 0.0)
     exactly = at_least - np.append(at_least[:, 1:], np.zeros((depth, 1)), axis=1)
     equations = np.swapaxes(exactly[groups], 1, 2) - np.eye(depth)
@@ -57,8 +45,8 @@ def shapes(drafts: int) -> npt.NDArray[np.int64]:
 def best_shape(
     cumulative: Floats, seconds: Callable[[int, int], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the most tokens per second of any shape, and the shape; 0 and () without drafts.
-    seconds(rows, drafts): the time of a pass."""
+    """Return tokens per second, and the shape; 0 and () without drafts. seconds(rows, drafts): of a
+    pass."""
     best: tuple[float, tuple[int, ...]] = (0.0, ())
     for drafts in range(1, len(cumulative)):
         groups = shapes(drafts)

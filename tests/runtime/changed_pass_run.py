@@ -1,5 +1,4 @@
-"""Commands that start pass-run with lines of Python that it runs before every pass, so that tests
-can signal, delay or hold it while it decodes."""
+"""Commands of a pass-run that tests delay or hold while it decodes."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from pathlib import Path
 
 
 def pass_run_with_hook(*lines: str) -> list[str]:
-    """Return the command of a pass-run that runs these lines before every pass."""
+    """lines: Python that runs before every pass."""
     return [
         sys.executable,
         "-c",
@@ -26,15 +25,12 @@ def pass_run_with_hook(*lines: str) -> list[str]:
 
 
 def slow_pass_run(seconds: float) -> list[str]:
-    """Return the command of a pass-run whose passes take `seconds` longer: a tiny model would end
-    before it can be interrupted."""
     return pass_run_with_hook(f"time.sleep({seconds})")
 
 
 def held_pass_run(directory: Path, pattern: str, lines: int) -> list[str]:
-    """Return the command of a pass-run that begins no pass once a file of `directory` whose name
-    fits `pattern` has this many lines, so that a signal always arrives before it is done. Requests
-    whose last pass has begun, at most two with --max-batch-size 1, still end."""
+    """No pass begins once a file of `directory` that fits `pattern` has this many lines. Requests
+    whose last pass has begun still end."""
     return pass_run_with_hook(
         "from pass_runtime.decode.worker import _live_workers",
         f"files = Path({str(directory)!r})",

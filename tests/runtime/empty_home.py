@@ -1,5 +1,3 @@
-"""Processes with an empty home directory, for tests that nothing reports its use."""
-
 from __future__ import annotations
 
 import os
@@ -13,8 +11,8 @@ SETTING = "ORT_DISABLE_TELEMETRY"
 
 
 class Home:
-    """An empty home directory, and an environment of nothing that turns telemetry off by itself, as
-    CI does. lookups: the file of the names that processes ask for (no_network.c), if `library`."""
+    """Nothing in its environment turns telemetry off, as CI does. lookups: a file of the names
+    that processes look up (no_network.c), if `library`."""
 
     def __init__(self, directory: Path, library: Path | None = None) -> None:
         self.path, self.lookups = directory / "home", directory / "lookups"

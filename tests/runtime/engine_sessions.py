@@ -1,5 +1,4 @@
-"""Sessions with engines on a fake GPU, and comparisons of what they write with what ONNX Runtime
-writes on the CPU: for the tests of the TensorRT backend and of CUDA memory."""
+"""Sessions with engines on a fake GPU, compared with ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +14,14 @@ from fake_engines import add_fake_engines
 from fake_tensorrt import FakeTensorRT, FakeTensorRTX
 from tokenizers import Tokenizer
 
-from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
+from pass_runtime import (
+    GenerateOptions,
+    LoadOptions,
+    PassError,
+    SamplingParams,
+    Session,
+    load,
+)
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.backends.trt.library import LIBRARIES, LibraryName
 from pass_runtime.bundle.manifest import TOKENIZER_FILE, Manifest
@@ -32,8 +38,7 @@ PromptAndOptions = tuple[Sequence[int], GenerateOptions]
 
 
 class Gpu:
-    """A fake CUDA device (`cuda`), a bundle with engines, and the fake library (`trt`) that runs
-    them, in the place of the real TensorRT. device: arguments of FakeCuda."""
+    """A fake CUDA device, a bundle with engines, and the fake TensorRT that runs them."""
 
     def __init__(self, bundle: Path, monkeypatch: pytest.MonkeyPatch, **device: object) -> None:
         self.bundle, self.cuda = bundle, FakeCuda(**device)  # type: ignore[arg-type]
@@ -43,22 +48,18 @@ class Gpu:
         monkeypatch.setitem(__import__("sys").modules, self.library.module, self.trt)
 
     def open(self, **options: int) -> Session:
-        """Open a session. options: max_batch_size and capacity."""
-        backend = TrtBackend.open(
-            self.bundle, self.manifest, self.library, api=self.cuda, **options
-        )
+        load_options = LoadOptions(self.library.name, **options)
+        backend = TrtBackend.open(self.bundle, self.manifest, load_options, self.cuda)
         return Session(
             self.manifest, backend, Tokenizer.from_file(str(self.bundle / TOKENIZER_FILE))
         )
 
     def counts(self) -> tuple[int, ...]:
-        """Return the device memory in use, and how many allocations, captured graphs, pinned pieces
-        of host memory and execution contexts there have been."""
+        """What does not grow in a session that is warm."""
         cuda = self.cuda
         return cuda.used, cuda.mallocs, cuda.captures, len(cuda.pinned), self.trt.contexts
 
     def assert_all_freed(self) -> None:
-        """Check that nothing of a closed session is left on the device."""
         cuda = self.cuda
         assert not cuda.allocations and not cuda.pinned and not cuda.streams and not cuda.graphs
         assert cuda.undestroyed == 0 and cuda.capturing is None
@@ -66,7 +67,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Return a device with the bundle `engine_bundle`, a fixture of the file that imports this."""
+    """`engine_bundle` is a fixture of the file that imports this."""
     return Gpu(engine_bundle, monkeypatch)
 
 
@@ -83,8 +84,7 @@ def with_engines(
     max_batch_size: int = 1,
     library: LibraryName = "tensorrt",
 ) -> Path:
-    """Return a copy of `bundle` in `directory`, with engines for windows of `least_width` rows or
-    more."""
+    """Copy the bundle and add engines, for windows of `least_width` rows or more."""
     copy = directory / "bundle"
     shutil.copytree(bundle, copy)
     add_fake_engines(copy, CAPACITY, least_width, max_batch_size, library)
@@ -98,7 +98,6 @@ def run_prompt(
     count: int = 40,
     **options: object,
 ) -> TokenStream:
-    """Return the finished stream of PROMPT with `count` new tokens."""
     request = GenerateOptions(count, sampling, plan=plan, ignore_eos=True, **options)  # type: ignore[arg-type]
     return run_tokens(session, PROMPT, request)
 
@@ -114,9 +113,6 @@ def count_failures(
     expected: Sequence[Sequence[int]],
     message: str,
 ) -> int:
-    """Run the requests together, and return how many failed. Check that each error is one line with
-    `message`, that requests which did not fail wrote the expected tokens, and that the others wrote
-    the first of the expected tokens, or none."""
     failures = 0
     for stream, token_ids in zip(submit_together(session, requests), expected, strict=True):
         try:
@@ -135,8 +131,7 @@ def cpu_session(bundle: Path) -> Session:
 
 
 def assert_cpu_writes(bundle: Path, request: PromptAndOptions, written: Sequence[int]) -> None:
-    """Check that plain decoding of the request alone, by ONNX Runtime on the CPU, writes the tokens
-    `written` up to a near-tie."""
+    """Compare with plain decoding of the request alone, up to a near-tie."""
     prompt, options = request
     cpu = cpu_session(bundle)
     plain = replace(options, plan="ar", draft=None, lookahead=None, logprobs=None)

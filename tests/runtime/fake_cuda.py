@@ -1,10 +1,5 @@
 """A fake of `cuda.bindings.runtime`, the functions of CUDA that the runtime calls: device memory is
-host memory. Tests give it to the backends in place of CUDA, and look at its counters afterwards.
-
-It fails an assertion where a real device would fail or compute garbage: at memory that was freed or
-is the host's, and if a capture synchronizes or allocates. Work begins only when the host waits for
-it, the latest moment that CUDA allows, so that a result that is read too early is junk.
-"""
+host memory."""
 
 from __future__ import annotations
 
@@ -26,8 +21,6 @@ COMPUTE_CAPABILITY_MAJOR = 75
 
 
 class Code(enum.IntEnum):
-    """Numbers of CUDA's errors."""
-
     SUCCESS = 0
     OUT_OF_MEMORY = 2
     INSUFFICIENT_DRIVER = 35
@@ -36,8 +29,6 @@ class Code(enum.IntEnum):
 
 
 class Handle:
-    """A handle of cuda-python: an object that `int` turns into a number."""
-
     def __init__(self, number: int) -> None:
         self._number = number
 
@@ -46,16 +37,6 @@ class Handle:
 
 
 class FakeCuda:
-    """CUDA's functions on a machine with `devices` GPUs. Tests read and set:
-
-    - limit: bytes of device memory; used: bytes that are allocated, in `allocations` by address
-    - target: the compute capability; used_devices: the numbers of the GPUs that a thread used
-    - fail_malloc: every allocation lowers it by one, and the one that makes it 0 fails
-    - fail_capture: the name of the function that fails while a graph is captured
-    - sticky_error: if not 0, every function returns this code and does nothing
-    - mallocs, captures, launches: how many allocations, captured graphs and launches of graphs
-    """
-
     sticky_error = 0
     WITHOUT_DEVICE = {  # noqa: RUF012
         *("cudaGetDevice", "cudaSetDevice", "cudaGetDeviceCount"),
@@ -97,7 +78,6 @@ class FakeCuda:
         return sum(memory.nbytes for memory in self.allocations.values())
 
     def use_device(self) -> None:
-        """Note that the calling thread's current device is used."""
         self.used_devices.add(getattr(self.of_thread, "device", 0))
 
     def on_device(self, address: int, size: int) -> bool:
@@ -108,7 +88,6 @@ class FakeCuda:
         (self.pending if self.capturing is None else self.capturing).append(work)
 
     def finish(self) -> None:
-        """Do the work that is on the stream."""
         assert self.capturing is None
         while self.pending:
             self.pending.pop(0)()
@@ -262,7 +241,6 @@ class FakeCuda:
 
 
 def _lies_in(memory: dict[int, np.ndarray], address: int, size: int) -> bool:
-    """Return whether one piece of `memory`, by its address, holds all `size` bytes at `address`."""
     return any(
         start <= address and address + size <= start + piece.nbytes
         for start, piece in memory.items()
@@ -274,11 +252,6 @@ def cuda_without_gpu(
     count_result: tuple[int, int | None] = (Code.INSUFFICIENT_DRIVER, None),
     library_version: int = 13040,
 ) -> SimpleNamespace:
-    """Return a fake of CUDA on a machine without a usable GPU. Versions are CUDA's: 13040 is 13.4.
-
-    driver_version: 0 if there is no driver, which CUDA reports as an insufficient driver, too.
-    count_result: what cudaGetDeviceCount returns.
-    """
     return SimpleNamespace(
         cudaGetDeviceCount=lambda: count_result,
         cudaDriverGetVersion=lambda: (Code.SUCCESS, driver_version),

@@ -24,11 +24,6 @@ def add_fake_engines(
     max_batch_size: int = 1,
     library: LibraryName = "tensorrt",
 ) -> Manifest:
-    """Add an engine set to `bundle` that FakeTensorRT or FakeTensorRTX can load, by `library`.
-
-    capacity: the KV capacity in tokens. least_width: rows of the narrowest window of an engine.
-    Return the new manifest, which is also written.
-    """
     manifest = read_manifest(bundle)
     columns = column_steps(capacity)
     engines = EngineSet(
@@ -50,12 +45,11 @@ def add_fake_engines(
     manifest = manifest.model_copy(
         update={"engines": (engines.model_copy(update={"engines": files}),)}
     )
-    (bundle / FILE_NAME).write_text(manifest.model_dump_json(), encoding="utf-8")
+    (bundle / FILE_NAME).write_text(manifest.text(), encoding="utf-8")
     return manifest
 
 
 def _write_plan(bundle: Path, directory: Path, source: Source) -> EngineFile:
-    """Write the engine file of a graph, JSON that `FakeEngine` reads, and the graph itself."""
     path = bundle / f".{source.graph.file}"  # in this folder, where it finds its external data
     path.write_bytes(source.model)
     plan = {

@@ -1,12 +1,5 @@
 """Makes ONNX Runtime on the CPU seem to capture CUDA graphs, as its CUDA provider does with
-`enable_cuda_graph`, for the tests of sessions with `--device cuda`.
-
-A run of a session names a number for the captured graph (`gpu_graph_id`). The first run with a
-number in a thread runs the graph twice, which allocates memory, captures it, which computes
-nothing, and launches the captured graph (`InferenceSession::Run`, "Start another run for necessary
-memory allocation or graph capture", and `CUDAExecutionProvider::OnRunEnd`). Later runs only launch
-it. Captured graphs belong to the thread (`PerThreadContext`). With the number -1 a graph just runs.
-"""
+`enable_cuda_graph`, for the tests of sessions with `--device cuda`."""
 
 from __future__ import annotations
 
@@ -17,33 +10,25 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from pass_runtime.backends.ort.engine import open_session
+from pass_runtime.backends.ort.session import open_session
 
 RUNS_BEFORE_CAPTURE = 2
 ORT = "pass_runtime.backends.ort"
 
 
 class FakeCaptures:
-    """Replaces the functions of ONNX Runtime, and notes what they did.
-
-    captured: (id of the session, thread, number) of every captured graph. refused: tests put parts
-    of file names here; graphs of these files cannot be captured. replays, eager: how many runs only
-    launched a captured graph, and how many ran without one.
-    """
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured: set[tuple[int, threading.Thread, int]] = set()
         self.refused: tuple[str, ...] = ()
         self.files: dict[int, str] = {}
         self.replays = self.eager = 0
         self._run = ort.InferenceSession.run_with_iobinding
-        monkeypatch.setattr(f"{ORT}.backend.CAPTURE_DEVICES", ("cpu",))
         monkeypatch.setattr(
             ort.InferenceSession,
             "run_with_iobinding",
             lambda session, *arguments: self.run(session, *arguments),
         )
-        for module in ("trunks", "backend"):
+        for module in ("session", "backend"):
             monkeypatch.setattr(f"{ORT}.{module}.open_session", self.open)
 
     def open(self, path: Path, *arguments: Any, **options: Any) -> ort.InferenceSession:

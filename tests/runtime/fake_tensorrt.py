@@ -1,11 +1,5 @@
 """A fake of TensorRT and TensorRT-RTX on the device of `fake_cuda.py`: an engine runs its graph in
-ONNX Runtime, on the shapes and addresses that its execution context was given. Tests put the fake
-in the place of the module `tensorrt` or `tensorrt_rtx` (`engine_sessions.Gpu`).
-
-It fails where TensorRT would fail or compute garbage: at unaligned addresses, shapes outside the
-profile, a cache output that is not bound over its input, a context that is captured with shapes it
-has not run with, and a captured graph whose context was changed or is gone.
-"""
+ONNX Runtime, on the shapes and addresses that its execution context was given."""
 
 from __future__ import annotations
 
@@ -30,14 +24,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class FakeTensorRT:
-    """The module `tensorrt`, whose engines run on the device `cuda`. Tests read and set:
-
-    - fail_run: every execution, captured or not, lowers it by one; the one that makes it 0 fails
-    - refuses: the names of functions that log an error and fail
-    - scratch: bytes of scratch memory that engines need that are loaded from now on
-    - contexts, shapes_set: how many execution contexts were made, and input shapes given to them
-    - compiled: how many kernels were compiled while engines ran (by `FakeTensorRTX` alone)
-    """
+    """The module `tensorrt`, whose engines run on the device `cuda`."""
 
     __version__, __name__ = VERSION, "tensorrt"
     TensorIOMode = enum.Enum("TensorIOMode", "INPUT OUTPUT")
@@ -98,8 +85,6 @@ class FakeRuntimeCache:
 
 
 class FakeRuntimeConfig:
-    """The options of an execution context of TensorRT-RTX."""
-
     def __init__(self, library: FakeTensorRTX) -> None:
         self.allocation = library.ExecutionContextAllocationStrategy.STATIC
         self.dynamic_shapes_kernel_specialization_strategy = (
@@ -119,11 +104,6 @@ class FakeRuntimeConfig:
 
 
 class FakeEngine:
-    """An engine, which runs an ONNX graph. plan: the JSON of the engine file (`fake_engines.py`):
-    the graph's path (`onnx`), its `inputs` and `outputs`, its `profiles`, each with the [least,
-    usual, largest] size of every dynamic dimension, and `aliases`, the input by the output that has
-    to share its memory."""
-
     def __init__(self, library: FakeTensorRT, plan: dict[str, Any]) -> None:
         self.trt, self.plan, self.device_memory_size_v2 = library, plan, library.scratch
         self.tensors = plan["inputs"] | plan["outputs"]
@@ -169,8 +149,6 @@ def _session(path: str) -> ort.InferenceSession:
 
 
 class FakeContext:
-    """An execution context: an engine with shapes and addresses for its tensors."""
-
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.cuda = engine, engine.trt.cuda
         self.profile, self.scratch = 0, 0
@@ -241,7 +219,6 @@ class FakeContext:
         return True
 
     def _replay(self) -> Callable[[], None]:
-        """Return the work of a captured graph, which uses this context and does not keep it."""
         context_reference, changes = weakref.ref(self), self.changes
 
         def work() -> None:
@@ -262,7 +239,6 @@ class FakeContext:
             self._view(name, value.shape, addresses)[...] = value
 
     def _view(self, name: str, shape: tuple[int, ...], addresses: dict[str, int]) -> np.ndarray:
-        """Return the device memory of a tensor as an array."""
         name_of_dtype = self.engine.tensors[name]["dtype"]
         dtype = BFLOAT16 if name_of_dtype == "bfloat16" else np.dtype(name_of_dtype)
         size = math.prod(shape) * dtype.itemsize

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from pass_runtime.backends.memory import HostMemory
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.trunks import Trunks
+from pass_runtime.backends.ort.session import Trunks
 from pass_runtime.bundle.read import read_manifest
+from pass_runtime.options import LoadOptions
 from pass_runtime.session import Session
 
 T = TypeVar("T")
@@ -22,8 +23,7 @@ MOMENTS = ("prefill", "run_trunk", "run_tail")
 
 
 class Fuse:
-    """Raises `error` at call number `at` of `count`, from 1; never if `at` is 0. blown: whether it
-    has."""
+    """Raises `error` at call number `at` of `count`, from 1; never if `at` is 0."""
 
     def __init__(self, error: Exception, at: int = 0) -> None:
         self.error, self.at, self.calls, self.blown = error, at, 0, False
@@ -36,8 +36,6 @@ class Fuse:
 
 
 class FaultyMemory(HostMemory):
-    """Host memory, of which every allocation is counted by the fuse."""
-
     def __init__(self, fuse: Fuse) -> None:
         super().__init__()
         self.fuse = fuse
@@ -48,9 +46,6 @@ class FaultyMemory(HostMemory):
 
 
 class FaultyBackend(OrtBackend):
-    """The real backend. fuses: for methods of MOMENTS, what may raise before the method does its
-    work, or after it if `late`. All backends of a bundle share its opened graphs."""
-
     _opened: dict[tuple[Path, int], tuple[Trunks, dict[str, ort.InferenceSession]]] = {}  # noqa: RUF012
 
     def __init__(self, bundle: Path, *, slots: int = 2, memory: HostMemory | None = None) -> None:
@@ -87,6 +82,5 @@ class FaultyBackend(OrtBackend):
 
 def session_of(backend: OrtBackend, max_queue: int = 1024, prefix_cache: bool = True) -> Session:
     tokenizer = Tokenizer.from_file(str(backend.bundle / "tokenizer.json"))
-    return Session(
-        backend.manifest, backend, tokenizer, max_queue=max_queue, prefix_cache=prefix_cache
-    )
+    options = LoadOptions(max_queue=max_queue, prefix_cache=prefix_cache)
+    return Session(backend.manifest, backend, tokenizer, options=options)

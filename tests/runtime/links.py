@@ -14,8 +14,7 @@ KINDS = {
 
 
 def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) -> Path:
-    """Return a copy of a bundle whose files of this kind are links to links to their content. All
-    is in `directory`. absolute: whether the first of the two links has an absolute path."""
+    """Return a copy of a bundle whose files of this kind are links to links to their content."""
     copy = directory / "bundle"
     copy.mkdir()
     for i, path in enumerate(sorted(bundle.iterdir())):

@@ -8,44 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.bundle.manifest import FILE_NAME, digest_of
 from pass_runtime.errors import PassError
 
 
 def real_document(bundle: Path) -> dict:
-    """Return the JSON of a bundle's manifest."""
     return json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
 
 
 def named_bundle(request: pytest.FixtureRequest) -> Path:
-    """Return the bundle of a fixture's parameter: the name of another fixture (`..._bundle`), or
-    the name of a format, for a tiny bundle in this format."""
     if request.param.endswith("bundle"):
         return request.getfixturevalue(request.param)
     return request.getfixturevalue("in_format")(request.param)
 
 
 def linked(bundle: Path, target: Path) -> Path:
-    """Fill the folder `target` with links to the files of `bundle`, so that a test may `replace`
-    some of them. Return `target`."""
     for path in bundle.iterdir():
         (target / path.name).symlink_to(path)
     return target
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Put a file in the place of the file or link at `path`."""
     path.unlink()
     path.write_bytes(data)
 
 
 def write_manifest(bundle: Path, document: dict) -> None:
-    """Give a bundle of links (see `linked`) this manifest."""
-    replace(bundle / FILE_NAME, json.dumps(document).encode())
+    signed = document | {"digest": digest_of(document)}
+    replace(bundle / FILE_NAME, json.dumps(signed).encode())
 
 
 def refusal(call, *args, **options) -> str:
-    """Return the message of the PassError that `call` must raise, and check that it is one line."""
     with pytest.raises(PassError) as error:
         call(*args, **options)
     message = str(error.value)
@@ -55,8 +48,6 @@ def refusal(call, *args, **options) -> str:
 
 
 def one_of_each_kind(all_paths: list[tuple]) -> list[tuple]:
-    """Return one of all paths that differ in indices of lists alone."""
-
     def kind(path: tuple) -> tuple:
         return tuple("*" if isinstance(key, int) else key for key in path)
 
@@ -64,7 +55,6 @@ def one_of_each_kind(all_paths: list[tuple]) -> list[tuple]:
 
 
 def at(document, path: tuple):
-    """Return the value at a path, which is a tuple of keys and list indices."""
     for key in path:
         document = document[key]
     return document

@@ -1,5 +1,4 @@
-"""Requests of every kind for the tiny bundles, and the texts that they must have: those of plain
-decoding in one slot. For tests that other requests, failures and plans change no text."""
+"""Requests of every kind for the tiny bundles, and their texts by plain decoding in one slot."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ STOP_TOKENS = ((), (), (7,), tuple(range(100, 140)))
 
 @dataclass(frozen=True)
 class MixedRequest:
-    """A request: first the fields that decide its text, and then, from `plan` on, the fields that
-    must not change it. Requests that differ in the latter alone are equal."""
+    """The fields from `plan` on must not change the text."""
 
     text: str
     sampling: SamplingParams
@@ -51,8 +49,6 @@ class MixedRequest:
     reuse_prefix: bool = field(default=False, compare=False)
 
     def options(self, *, plain: bool = False) -> GenerateOptions:
-        """Return the request's options. plain: leave out the fields that must not change its text,
-        and decode plainly."""
         names = ["stop", "stop_token_ids", "ignore_eos"]
         names += [] if plain else ["plan", "lookahead", "draft", "logprobs", "reuse_prefix"]
         values = {"plan": "ar"} | {name: getattr(self, name) for name in names}
@@ -79,8 +75,6 @@ def requests(draw: st.DrawFn) -> MixedRequest:
 
 
 class PlainDecoder:
-    """Decodes requests plainly, one at a time, and keeps their tokens."""
-
     def __init__(self, session: Session) -> None:
         self.session = session
         self._tokens: dict[MixedRequest, list[int]] = {}
@@ -94,8 +88,7 @@ class PlainDecoder:
     def assert_same(
         self, request: MixedRequest, written: Sequence[int], *, whole: bool = True
     ) -> None:
-        """Check that the tokens `written` for a request, or without `whole` the first of them, are
-        those of plain decoding up to a near-tie."""
+        """whole: or the first tokens only. Near-ties may differ."""
         expected = self.tokens(request)
         if not whole and list(written) == expected[: len(written)]:
             return

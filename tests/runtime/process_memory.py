@@ -7,8 +7,7 @@ from pathlib import Path
 
 
 def anonymous_bytes(pid: int | str = "self") -> int:
-    """Return the bytes of the process's memory that no file backs, swapped out or not. Unlike the
-    resident size, they do not depend on other processes."""
+    """Return the bytes of the process's memory that no file backs, swapped out or not."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     sizes = re.findall(r"(?m)^(?:RssAnon|VmSwap):\s*(\d+) kB", status)
     return sum(map(int, sizes)) << 10

@@ -1,5 +1,5 @@
-"""Sessions whose model recites a text that the test chose (scripted.py), with the tails and the
-tokenizer of a tiny bundle, and functions that watch sessions."""
+"""Sessions whose model recites a text that the test chose, with the tails and the tokenizer of a
+tiny bundle, and functions that watch sessions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,55 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripted import Script, ScriptedBackend
 from tokenizers import Tokenizer
 
-from pass_runtime import GenerateOptions
-from pass_runtime.backends.base import Backend, PassKind
+from pass_runtime import GenerateOptions, LoadOptions
+from pass_runtime.backends.base import Backend, Batch, PassResult
+from pass_runtime.backends.ort.backend import OrtBackend
+from pass_runtime.backends.ort.session import Trunks
+from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.decode.runner import Runner
+from pass_runtime.bundle.window import RowKind, Window
+from pass_runtime.decode.engine import Engine
 from pass_runtime.session import Session
+
+Script = Callable[[int], int]
+"""Returns the token id at a position of a text, from 0."""
+CERTAIN = np.float32(1e4)
+"""The logit of the token to write."""
+
+
+class ScriptedBackend(OrtBackend):
+    """The trunk predicts `target(position)` in root and draft rows, and `drafter(position)` in
+    look-ahead rows; all else is real."""
+
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        target: Script,
+        drafter: Script,
+        *,
+        max_batch_size: int = 1,
+    ) -> None:
+        self._target, self._drafter = target, drafter
+        super().__init__(bundle, manifest, "cpu", threads=1, max_batch_size=max_batch_size)
+
+    def _open_trunks(self, _threads: int, _exact: bool) -> Trunks | None:
+        return None
+
+    def run_trunk(self, window: Window, batch: int) -> None:
+        lengths = self.buffers.read("length", (batch,), np.int64)
+        for slot, length in enumerate(lengths.tolist()):
+            logits = np.zeros((window.width, self.capabilities.vocab_size), np.float32)
+            for i, row in enumerate(window.rows):
+                script = self._drafter if row.kind is RowKind.LOOKAHEAD else self._target
+                logits[i, script(length + row.depth + 1)] = CERTAIN
+            self.buffers.write_row("logits", slot, logits, np.float32)
+
+    def _run_prefill(self, _slot: int, _plan: Window, *, scored: bool) -> None:
+        assert not scored
+
 
 BOS, EOS = 0, 1
 TWO_PASS = GenerateOptions(12, plan="two-pass", ignore_eos=True)
@@ -25,23 +66,19 @@ ENDLESS = GenerateOptions(700, plan="two-pass", ignore_eos=True)
 
 
 def words(position: int) -> int:
-    """Return the token at a position of the usual text, which has no special tokens and no repeats
-    nearby."""
+    """The usual text has no special tokens and no repeats nearby."""
     return 2 + (position * 37 + position // 7) % 317
 
 
 def recited(start: int, count: int) -> list[int]:
-    """Return the tokens of `words` from position `start` on."""
     return [words(start + i) for i in range(count)]
 
 
 def wrong(position: int) -> int:
-    """Return another token than `words` has at this position."""
     return 2 + (words(position) - 1) % 317
 
 
 def right_unless(is_wrong: Callable[[int], bool]) -> Script:
-    """Return a script of drafts that are right but for the positions where `is_wrong` is true."""
     return lambda position: wrong(position) if is_wrong(position) else words(position)
 
 
@@ -54,8 +91,7 @@ def reciting_session(
     max_queue: int = 1024,
     capacity: int | None = None,
 ) -> Session:
-    """Open a session whose model writes `target`, after look-ahead drafts that are `drafter`, by
-    default all right. capacity: the largest KV capacity, in place of the model's."""
+    """drafter: the script of look-ahead drafts, by default all right."""
     manifest = read_manifest(bundle)
     if capacity is not None:
         manifest = manifest.model_copy(
@@ -63,22 +99,21 @@ def reciting_session(
         )
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     backend = ScriptedBackend(bundle, manifest, target, drafter or target, max_batch_size=slots)
-    return Session(manifest, backend, tokenizer, max_queue=max_queue)
+    return Session(manifest, backend, tokenizer, options=LoadOptions(max_queue=max_queue))
 
 
 class HeldSession:
-    """A context: a session of one slot and a queue of two, each pass of which waits for `go`.
-    begun: is set when the first pass begins."""
+    """One slot and a queue of two; each pass waits for `go`."""
 
     def __init__(self, bundle: Path) -> None:
         self.session = reciting_session(bundle, max_queue=2)
         self.begun, self.go = threading.Event(), threading.Event()
         self._run, self.session.backend.run = self.session.backend.run, self._wait  # type: ignore[method-assign]
 
-    def _wait(self, kind: PassKind) -> list[list[int]]:
+    def _wait(self, batch: Batch) -> PassResult:
         self.begun.set()
         assert self.go.wait(20)
-        return self._run(kind)
+        return self._run(batch)
 
     def __enter__(self) -> HeldSession:
         return self
@@ -94,51 +129,51 @@ def held(tiny_bundle: Path) -> Iterator[HeldSession]:
         yield held
 
 
-def runner_of(session: Session) -> Runner:
-    """Return the host's record of the session's slots, which may be read while no request runs."""
-    return session._worker._scheduler.runner
+def engine_of(session: Session) -> Engine:
+    """Its state may be read while no request runs."""
+    return session._engine
 
 
 def watch_capacity(backend: Backend) -> None:
-    """Check before every later pass that it writes within the KV cache, in masked slots too."""
+    """Check that every later pass writes within the KV cache, in masked slots too."""
     run = backend.run
 
-    def check_and_run(kind):
-        lengths = backend.buffers.read("length", (kind.batch,), np.int64)
-        width = backend.capabilities.padded_width(kind.plan.width)
+    def check_and_run(batch):
+        lengths = backend.buffers.read("length", (batch.size,), np.int64)
+        width = backend.capabilities.padded_width(batch.window.width)
         assert lengths.max() + width <= backend.capacity
-        return run(kind)
+        return run(batch)
 
     backend.run = check_and_run  # type: ignore[method-assign]
 
 
 def assert_idle(session: Session) -> None:
-    """Check that no request has a slot or waits, and that the decoding thread has ended."""
-    thread = session._worker._thread
-    if thread is not None:
-        thread.join(10)
-    assert session._worker._thread is None
-    assert session._worker._scheduler.idle
+    """No request has a slot or waits; the thread of a closed session has ended."""
+    worker = session._worker
+    if not worker.closed:
+        session.call(lambda engine: None)  # after the step in progress
+    elif worker._thread is not None:
+        worker._thread.join(10)
+        assert not worker._thread.is_alive()
+    assert engine_of(session).idle
 
 
 def recite(ids: Sequence[int], start: int = 1) -> Script:
-    """Return the script of a text: `ids` from position `start` on, and elsewhere EOS."""
+    """Return a script: `ids` from position `start` on, and elsewhere EOS."""
     return lambda position: ids[position - start] if 0 <= position - start < len(ids) else EOS
 
 
-def plans_run(session: Session) -> list[str]:
-    """Return a list to which every later pass appends the name of its plan."""
+def windows_run(session: Session) -> list[str]:
     names: list[str] = []
     run = session.backend.run
 
-    def record_and_run(kind):
-        names.append(kind.plan.name)
-        return run(kind)
+    def record_and_run(batch):
+        names.append(batch.window.name)
+        return run(batch)
 
     session.backend.run = record_and_run  # type: ignore[method-assign]
     return names
 
 
 def tokens_of(session: Session, prompt: Sequence[int], options: GenerateOptions) -> list[int]:
-    """Run a request and return the tokens of all its pieces."""
     return [token for piece in session.generate_ids(prompt, options) for token in piece]

@@ -10,13 +10,11 @@ from pass_exporter.staging import staged_directory
 
 
 def export_again(bundle: Path, other: Path) -> None:
-    """Do what `pass-export --force` does."""
     with staged_directory(bundle, force=True) as directory:
         shutil.copytree(other, directory, dirs_exist_ok=True)
 
 
 def switch_link(bundle: Path, other: Path) -> None:
-    """Let the bundle's link lead to the other bundle, and remove the first one."""
     first, link = bundle.resolve(), bundle.with_name("link")
     link.symlink_to(other)
     link.replace(bundle)
@@ -24,7 +22,7 @@ def switch_link(bundle: Path, other: Path) -> None:
 
 
 def rename_over(bundle: Path, other: Path) -> None:
-    """Do what `rsync --delete` does: each file is replaced by another that was complete before."""
+    """As `rsync --delete` does."""
     for path in bundle.iterdir():
         if not (other / path.name).exists():
             path.unlink()
@@ -47,14 +45,13 @@ REPLACEMENTS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def copy_bundle(bundle: Path, directory: Path) -> Path:
-    """Copy a bundle, and return a path to the copy that all of REPLACEMENTS can replace."""
     shutil.copytree(bundle, directory / "first")
     (directory / "bundle").symlink_to("first")
     return directory / "bundle"
 
 
 def write_into(path: Path) -> None:
-    """Do what `rsync --inplace` and `cp` do: write other content into a file that others map."""
+    """As `rsync --inplace` and `cp` do."""
     with path.open("r+b") as file:
         byte = file.read(1)[0]
         file.seek(0)

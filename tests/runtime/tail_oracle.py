@@ -1,30 +1,25 @@
-"""What tests of tails compare graphs with: the samples that numpy draws; and the inputs of such
-tests: drafts of which some are right, and random sampling parameters."""
-
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
 
-from pass_runtime.bundle.plan import Plan, RowKind
 from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.window import RowKind, Window
 
 NEAR_TIE = 1e-4
-"""Two scores that differ by less may be in the other order in a graph, which rounds differently."""
+"""Scores that differ by less may be in the other order in a graph."""
 
 
-def oracle_samples(plan: Plan, logits, length: int, params: SamplingParams) -> list[int]:
-    """Return for each row of a window the token that the model writes after it. logits [Q,V];
-    length: the position of the root."""
+def oracle_samples(window: Window, logits, length: int, params: SamplingParams) -> list[int]:
     return [
         int(sample(logits[i][None], np.array([length + row.depth + 1]), params)[0])
-        for i, row in enumerate(plan.rows)
+        for i, row in enumerate(window.rows)
     ]
 
 
 def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng) -> list[int]:
-    """Return drafts: the first `accepted` are those of `samples`, and the next one is another."""
+    """The first `accepted` drafts are those of `samples`, the next one is another."""
     planted = [int(token) for token in rng.integers(0, vocab, drafts)]
     planted[:accepted] = samples[:accepted]
     if accepted < drafts:
@@ -32,22 +27,20 @@ def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng
     return planted
 
 
-def group_at(plan: Plan, accepted: int) -> list[int]:
-    """Return the look-ahead rows of the group that follows the first `accepted` drafts, found by
-    following the parents of every row."""
+def group_at(window: Window, accepted: int) -> list[int]:
+    """Return the look-ahead rows after the first `accepted` drafts."""
 
     def draft_before(row: int) -> int:
-        while plan.rows[row].kind is RowKind.LOOKAHEAD:
-            row = plan.rows[row].parent
+        while window.rows[row].kind is RowKind.LOOKAHEAD:
+            row = window.rows[row].parent
         return row
 
-    lookahead = (i for i, row in enumerate(plan.rows) if row.kind is RowKind.LOOKAHEAD)
+    lookahead = (i for i, row in enumerate(window.rows) if row.kind is RowKind.LOOKAHEAD)
     return [i for i in lookahead if draft_before(i) == accepted]
 
 
 @st.composite
 def sampling_params(draw, sampler: str) -> SamplingParams:
-    """Draw parameters that this sampler takes, with extreme values too."""
     seed = draw(st.one_of(st.integers(0, 2**64 - 1), st.just(2**64 - 1)))
     if sampler == "greedy":
         return SamplingParams(seed=seed)

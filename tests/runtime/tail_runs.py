@@ -1,5 +1,4 @@
-"""Runs tail graphs in ONNX Runtime, for batches of requests. For the tests of tails, which compare
-the outputs with definitions in numpy."""
+"""Runs tail graphs in ONNX Runtime, for batches of requests."""
 
 from __future__ import annotations
 
@@ -14,30 +13,22 @@ from pass_exporter.tails.match import build_tail
 from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle.head import HeadArrays
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
-from pass_runtime.bundle.plan import Plan, bundle_plans, full_tree, fused_plan, tree_plan
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.tree import TREE_SIZES
+from pass_runtime.bundle.window import Window, bundle_windows, fused_window
 
 LOOKAHEAD = 6
-PLANS = bundle_plans(LOOKAHEAD)
-PRUNED = [  # plans whose groups are smaller than the bundle allows
-    fused_plan(groups)
+WINDOWS = bundle_windows(LOOKAHEAD)
+PRUNED = [  # windows whose groups are smaller than the bundle allows
+    fused_window(groups)
     for groups in ((1, 0), (1, 1, 1), (3, 0, 3, 1), (4, 3, 2, 2, 1), (2, 6, 0, 5, 1, 1, 3))
 ]
-TREES = [full_tree(size, LOOKAHEAD) for size in TREE_SIZES]
-PRUNED_TREES = [
-    tree_plan(groups, LOOKAHEAD)
-    for groups in ((2, 0, 1, 2), (3, 3, 2, 1, 0, 2), (4, 3, 2, 2, 1, 1, 0, 2, 1))
-]
 POSITIONS = 800
-"""The positions that have noise: those of texts up to this length."""
+"""The positions that have noise."""
 HIDDEN = 16
-"""The size of a row of the trunk's hidden states."""
 
 
 @lru_cache(maxsize=8)
 def random_head(vocab: int) -> HeadArrays:
-    """Return a draft head that changes logits by about as much as they differ among each other."""
     rng, rank, width = np.random.default_rng(vocab), 6, 10
 
     def matrix(*shape: int) -> np.ndarray:
@@ -55,12 +46,10 @@ def random_head(vocab: int) -> HeadArrays:
 def tail_session(
     name: str, sampler: str, vocab: int, rule: str, head: bool = False
 ) -> ort.InferenceSession:
-    """Open the tail of the plan that `name` names. Without sampling or without drafts, the rule
-    `rejection` uses the tails of `match`."""
-    plan = next(plan for plan in (*PLANS, *TREES) if plan.name == name)
-    by_rejection = rule == "rejection" and sampler != "greedy" and plan.width > 1
+    window = next(window for window in WINDOWS if window.name == name)
+    by_rejection = rule == "rejection" and sampler != "greedy" and window.width > 1
     build = build_rejection_tail if by_rejection else build_tail
-    return open_graph(build(plan, sampler, vocab, random_head(vocab) if head else None))
+    return open_graph(build(window, sampler, vocab, random_head(vocab) if head else None))
 
 
 def open_graph(model: ir.Model) -> ort.InferenceSession:
@@ -71,7 +60,6 @@ def open_graph(model: ir.Model) -> ort.InferenceSession:
 
 
 def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the graph's outputs by name. Of `feed`, only the graph's inputs are used."""
     names = [value.name for value in session.get_outputs()]
     outputs = session.run(names, {i.name: feed[i.name] for i in session.get_inputs()})
     return dict(zip(names, outputs, strict=True))
@@ -80,8 +68,8 @@ def run_graph(session: ort.InferenceSession, feed: dict[str, np.ndarray]) -> dic
 def run_in_place(
     session: ort.InferenceSession, feed: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Do as `run_graph` does, with outputs in the memory of inputs where the runtime binds them so,
-    if the shapes agree."""
+    """Do as `run_graph` does, with outputs in the memory of inputs where the runtime binds them
+    so."""
     binding = session.io_binding()
     arrays = {i.name: np.array(feed[i.name]) for i in session.get_inputs()}
     inputs = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
@@ -100,8 +88,6 @@ def run_in_place(
 
 
 def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndarray]:
-    """Return the inputs of tails that depend on the requests of a batch. active [B]: 0 for a masked
-    slot; by default, no slot is masked."""
     positions = np.arange(POSITIONS, dtype=np.int64)
     active = np.ones(len(params), np.int64) if active is None else active
     return {
@@ -117,7 +103,7 @@ def request_feed(params: list[SamplingParams], active=None) -> dict[str, np.ndar
 
 
 def run_tail(
-    plan: Plan,
+    window: Window,
     sampler: str,
     logits,
     ids,
@@ -130,8 +116,6 @@ def run_tail(
     hidden=None,
     run=run_graph,
 ) -> dict[str, np.ndarray]:
-    """Return the outputs of the plan's tail by name. hidden: the hidden states of look-ahead rows,
-    for a tail with `random_head`; None for one without a draft head. run: how the graph is run."""
     vocab = logits.shape[2]
     feed = request_feed(params, active) | {
         "logits": logits,
@@ -139,7 +123,7 @@ def run_tail(
         "length": length,
         "draft_probs": draft_probs,
         "hidden": hidden,
-        "draft_rows": plan.draft_rows,
-        "lookahead_ids": plan.lookahead_ids(vocab),
+        "draft_rows": window.draft_rows,
+        "lookahead_ids": window.lookahead_ids(vocab),
     }
-    return run(tail_session(plan.tail, sampler, vocab, rule, hidden is not None), feed)
+    return run(tail_session(window.tail, sampler, vocab, rule, hidden is not None), feed)

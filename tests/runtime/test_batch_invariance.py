@@ -1,9 +1,3 @@
-"""A request's text does not depend on the requests beside it, its slot, its time or its plan.
-
-The first test calls the scheduler's steps itself, so that hypothesis can choose and repeat the
-order of events. In the second, threads submit requests to a session.
-"""
-
 from __future__ import annotations
 
 import random
@@ -28,13 +22,12 @@ from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, MixedRequest, PlainDec
 from reciting import assert_idle, watch_capacity
 
 from pass_runtime import Session, load
-from pass_runtime.decode.runner import Runner
-from pass_runtime.decode.scheduler import Scheduler
+from pass_runtime.bundle.sampling import SAMPLERS
+from pass_runtime.decode.engine import Engine
 from pass_runtime.decode.sequence import Piece, SequenceState
 from pass_runtime.text.detokenizer import TextStream
-from pass_runtime.tuning import tuner as tuner_module
-from pass_runtime.tuning.estimates import PassTimes
-from pass_runtime.tuning.tuner import Tuner
+from pass_runtime.tuning import auto as auto_module
+from pass_runtime.tuning.auto import Auto, PassTimes, Tuner
 
 SLOTS = (1, 3, 8)
 TIMES = {
@@ -44,28 +37,27 @@ TIMES = {
 }
 
 
-class FixedTuners:
-    """Takes the place of `Tuners` with fixed pass times: `auto` always decides the same."""
-
+class FixedAuto(Auto):
     def __init__(self, session: Session, times: PassTimes) -> None:
-        lookahead = session.manifest.lookahead.length
-        self._tuners = {
-            sampler: Tuner(times, lookahead, (0.6, 0.5, 0.3))
-            for sampler in ("greedy", "sample", "truncated")
+        super().__init__(session.manifest.lookahead, session.backend.capabilities)
+        self._fixed = {
+            sampler: Tuner(times, session.manifest.lookahead.length, (0.6, 0.5, 0.3))
+            for sampler in SAMPLERS
         }
-        self._timed: set[tuple[str, int]] = set()
+        self._asked: set[tuple[str, int]] = set()
 
-    def is_timed(self, sampler, batch):
-        return (sampler, batch) in self._timed
+    def is_timed(self, sampler, size):
+        return (sampler, size) in self._asked
 
-    def get(self, sampler, batch=1):
-        self._timed.add((sampler, batch))
-        return self._tuners[sampler]
+    def untimed(self, sampler, size, _room):
+        self._asked.add((sampler, size))
+        return []
+
+    def tuner(self, sampler, _size=1):
+        return self._fixed[sampler]
 
 
 class Batches(RuleBasedStateMachine):
-    """Begins requests, decodes for some steps, and cancels requests, in any order."""
-
     def __init__(self, sessions: dict[int, Session], plain: PlainDecoder) -> None:
         super().__init__()
         self.sessions, self.plain = sessions, plain
@@ -76,23 +68,22 @@ class Batches(RuleBasedStateMachine):
         self.session = self.sessions[slots]
         backend = self.session.backend
         backend.resize(backend.capabilities.capacities[0], [0] * slots)
-        # A new runner, on buffers that hold what the example before left.
-        self.runner = Runner(backend)
-        self.scheduler = Scheduler(self.runner, FixedTuners(self.session, TIMES[times]), 100)
+        # A new engine, on buffers that hold what the example before left.
+        self.engine = Engine(backend, FixedAuto(self.session, TIMES[times]), 100)
 
     @rule(request=requests())
     def submit(self, request):
         ids, options = self.session.encode(request.text), request.options()
         reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
         sequence = SequenceState(self.session.request(ids, options), reader)
-        self.scheduler.reserve(1)
-        self.scheduler.add(sequence)
+        self.engine.reserve(1)
+        self.engine.add(sequence)
         self.submitted.append((request, sequence))
 
     @rule(steps=st.integers(1, 6))
     def decode(self, steps):
         for _ in range(steps):
-            self.scheduler.step()
+            self.engine.step()
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -104,19 +95,21 @@ class Batches(RuleBasedStateMachine):
     def every_request_waits_or_has_a_slot(self):
         if not self.submitted:
             return
-        held = [*(slot.sequence for slot in self.runner.busy), *self.scheduler.waiting]
+        held = [
+            *(slot.sequence for slot in self.engine.slots if slot.sequence),
+            *self.engine.waiting,
+        ]
         unfinished = [sequence for _, sequence in self.submitted if sequence.finished is None]
         assert sorted(map(id, held)) == sorted(map(id, unfinished))
 
     def teardown(self):
-        """Decode what is left, and check all texts."""
-        if not hasattr(self, "scheduler"):  # an error came before `open`
+        if not hasattr(self, "engine"):  # an error came before `open`
             return
         for _ in range(10_000):
-            if self.scheduler.idle:
+            if self.engine.idle:
                 break
-            self.scheduler.step()
-        assert self.scheduler.idle and not self.runner.busy
+            self.engine.step()
+        assert self.engine.idle
         for request, sequence in self.submitted:
             tokens = sequence.tokens[len(sequence.request.prompt_ids) :]
             assert sequence.finished is not None
@@ -166,7 +159,7 @@ def test_no_order_of_events_changes_a_text(
     sessions: dict[int, Session], plain: PlainDecoder, monkeypatch
 ):
     # `auto` then decides as often as it can, whatever time that takes.
-    monkeypatch.setattr(tuner_module, "DECISION_TIME_SHARE", 1e9)
+    monkeypatch.setattr(auto_module, "DECISION_TIME_SHARE", 1e9)
     run_state_machine_as_test(
         partial(Batches, sessions, plain),
         settings=settings(
@@ -201,7 +194,6 @@ def random_requests(count: int) -> list[MixedRequest]:
 def test_requests_from_four_threads_have_their_texts(
     sessions: dict[int, Session], plain: PlainDecoder, slots: int
 ):
-    """Each thread submits 16 requests, and cancels two of them."""
     session, requests = sessions[slots], random_requests(64)
     results: dict[int, tuple[str | None, list[int]]] = {}
 

@@ -1,6 +1,5 @@
 """The memory of a session on its device is bounded: buffers of many shapes share it, and bindings
-that were not used for long are forgotten. Addresses never change, since captured graphs hold them.
-"""
+that were not used for long are forgotten."""
 
 from __future__ import annotations
 
@@ -16,14 +15,12 @@ from hypothesis import strategies as st
 from pass_runtime import GenerateOptions, SamplingParams, load
 from pass_runtime.backends.memory import Buffers, HostMemory
 from pass_runtime.backends.ort import backend as ort_backend
-from pass_runtime.backends.ort.trunks import BoundSessions
+from pass_runtime.backends.ort.backend import BoundSessions
 
 SLOTS = 3
 
 
 class RecordingMemory(HostMemory):
-    """Host memory that keeps the sizes of its allocations, in bytes, by address."""
-
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
@@ -65,8 +62,6 @@ def test_only_buffers_that_no_later_pass_reads_are_shared(tiny_bundle: Path):
 
 @pytest.mark.parametrize("max_bound", [256, 2], ids=["all are kept", "two are kept"])
 def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, max_bound: int):
-    """Requests with every plan and two samplers are run twice. The second time needs no more
-    memory, and what was forgotten is bound as before."""
     # For what is bound: how often, by the number of the graph that is captured for it.
     graph_numbers: dict[str, Counter[int]] = {}
     bind = ort_backend.bind

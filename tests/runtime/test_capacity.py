@@ -1,6 +1,3 @@
-"""How a session's KV capacity grows and shrinks, and what happens where a text reaches the largest:
-windows become narrower, and finish_reason is "length"."""
-
 from __future__ import annotations
 
 import itertools
@@ -8,11 +5,10 @@ import itertools
 import numpy as np
 import pytest
 from reciting import (
-    assert_idle,
-    plans_run,
+    engine_of,
     reciting_session,
-    runner_of,
     watch_capacity,
+    windows_run,
     words,
 )
 
@@ -24,21 +20,11 @@ from pass_runtime.backends.ort.backend import (
 )
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import SequenceState
-from pass_runtime.errors import PassError
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.session import GenerateOptions, Session, load
 
 CAPACITY = 768
 """The largest KV capacity of the tiny model."""
-PLANS = [
-    ("ar", 0),
-    ("two-pass", 1),
-    ("two-pass", 3),
-    ("two-pass", 6),
-    ("fused", 1),
-    ("fused", 6),
-    ("fused:3,1,0,2", 6),
-]
 
 
 def run(
@@ -60,8 +46,6 @@ def run(
     "maximum", [4, *(size + i for size in (64, 256) for i in (-4, 0, 4)), 768, 4096, 131072]
 )
 def test_capacities_grow_up_to_the_models_own(maximum):
-    """On a GPU capacities double. On a CPU at most an eighth of one is unused, and all but the last
-    are multiples of CAPACITY_STEP."""
     doubling, stepped = doubling_capacities(maximum), stepped_capacities(maximum)
     assert (doubling[0], doubling[-1]) == (min(FIRST_CAPACITY, maximum), maximum)
     for smaller, larger in itertools.pairwise(doubling):
@@ -70,19 +54,6 @@ def test_capacities_grow_up_to_the_models_own(maximum):
     assert not any(size % CAPACITY_STEP for size in stepped[:-1])
     for smaller, larger in itertools.pairwise(stepped):
         assert 0 < larger - smaller <= max(CAPACITY_STEP, smaller // 8)
-
-
-@pytest.mark.parametrize(("plan", "lookahead"), PLANS)
-@pytest.mark.parametrize("room", range(1, 17))
-def test_a_text_fills_the_capacity(tiny_bundle, plan, lookahead, room):
-    """With every plan, the last token is drawn from a cache that is full, of 768 entries."""
-    session = reciting_session(tiny_bundle)
-    prompt = [5] * (CAPACITY - room)
-    stream = run(session, prompt, plan, lookahead)
-    assert stream.token_ids == [words(len(prompt) + i) for i in range(room + 1)]
-    assert (stream.finish_reason, stream.stop_reason) == ("length", None)
-    assert_idle(session)
-    assert runner_of(session).slots[0].cached == CAPACITY
 
 
 @pytest.mark.parametrize(
@@ -101,20 +72,12 @@ def test_sampling_works_up_to_the_last_position(tiny_bundle, room, params):
     ("room", "plans"), [(13, ["draft-6", "verify-6", "draft-4", "verify-4"]), (1, ["ar", "ar"])]
 )
 def test_the_last_windows_are_narrower(tiny_bundle, room, plans):
-    """The prompt leaves 13 entries free: after a cycle with six drafts, 6 are left, in which a
-    cycle with four drafts fits. If it leaves one entry free, only plain decoding fits."""
+    """The prompt leaves 13 entries free: after a plan with six drafts, 6 are left, in which a plan
+    with four drafts fits."""
     session = reciting_session(tiny_bundle)
-    names = plans_run(session)
+    names = windows_run(session)
     run(session, [5] * (CAPACITY - room))
     assert names == plans
-
-
-def test_a_prompt_beyond_the_capacity_is_refused(tiny_bundle):
-    session = reciting_session(tiny_bundle)
-    with pytest.raises(PassError, match=r"769 tokens.* 768"):
-        run(session, [5] * (CAPACITY + 1))
-    # The session goes on.
-    assert run(session, [5], tokens=3).token_ids == [words(i) for i in (1, 2, 3)]
 
 
 def test_max_new_tokens_may_end_a_text_just_before_the_capacity_does(tiny_bundle):
@@ -128,12 +91,12 @@ def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
     small, large = session.backend.capabilities.capacities[-2:]
     capacities, run = [], session.backend.run
 
-    def check_and_run(kind):
-        (slot,) = runner_of(session).slots
+    def check_and_run(batch):
+        (slot,) = engine_of(session).slots
         # A window of 7 rows is written after the cached entries.
         assert session.backend.capacity == (large if slot.cached + 7 > small else small)
         capacities.append(session.backend.capacity)
-        return run(kind)
+        return run(batch)
 
     session.backend.run = check_and_run  # type: ignore[method-assign]
     options = GenerateOptions(40, plan="two-pass", ignore_eos=True)
@@ -143,8 +106,6 @@ def test_capacity_grows_when_a_window_needs_it(tiny_bundle):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_growing_keeps_the_cache(tiny_bundle, temperature):
-    """Moving the cache to a larger one changes no token of a real model, compared with a cache that
-    was large from the beginning."""
     sampling = SamplingParams(temperature, seed=1)
     options = GenerateOptions(40, sampling, plan="two-pass", ignore_eos=True)
     session = load(tiny_bundle, "cpu", threads=1)
@@ -161,7 +122,6 @@ def test_growing_keeps_the_cache(tiny_bundle, temperature):
 
 
 def test_capacity_shrinks_after_a_long_prompt(tiny_bundle):
-    """A short request does not pay for the cache of a long one."""
     session = reciting_session(tiny_bundle)
     small, *_, large = session.backend.capabilities.capacities
     middle = session.backend.capabilities.capacity(310)
@@ -182,33 +142,32 @@ def test_the_cache_does_not_shrink_below_a_reused_prefix(tiny_bundle):
 
 def test_masked_slots_write_within_a_cache_that_shrank(tiny_bundle):
     """A free slot among busy ones keeps the 500 tokens of a finished request, and is masked in
-    passes. When a short request begins, the cache shrinks and the free slot loses these tokens, so
-    that its masked windows must be written at the beginning of the cache."""
+    passes."""
     session = reciting_session(tiny_bundle, slots=8)
     watch_capacity(session.backend)
-    runner, scheduler = runner_of(session), session._worker._scheduler
+    engine = engine_of(session)
 
     def submit(length: int, tokens: int) -> SequenceState:
         options = GenerateOptions(tokens, plan="fused", ignore_eos=True)
         sequence = SequenceState(session.request([5] * length, options))
-        scheduler.reserve(1)
-        scheduler.add(sequence)
+        engine.reserve(1)
+        engine.add(sequence)
         return sequence
 
     short = [submit(3, 80), submit(4, 80)]
     long = submit(500, 1)
     short += [submit(5, 80), submit(6, 80), submit(7, 80)]
     while long.finished is None:
-        scheduler.step()
-    scheduler.step()
-    free = next(slot for slot in runner.slots if len(slot.kept) == 500)
-    assert free.masked and free.number < runner.batch(runner.decoding)
+        engine.step()
+    engine.step()
+    free = next(slot for slot in engine.slots if len(slot.kept) == 500)
+    assert free.masked_at == 500 and free.number < 5
     assert session.backend.capacity > 500
     late = submit(2, 30)
-    scheduler.step()
+    engine.step()
     assert session.backend.capacity < 200
-    while not scheduler.idle:
-        scheduler.step()
+    while not engine.idle:
+        engine.step()
     for sequence in (*short, late):
         assert sequence.finished.reason == "length"
         positions = range(len(sequence.request.prompt_ids), len(sequence.tokens))

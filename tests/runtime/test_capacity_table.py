@@ -1,28 +1,56 @@
-"""Texts up to the end of a small KV capacity, with every plan, source of drafts and batch size."""
-
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from capacity_table import BATCHES, CAPACITIES, UNLIMITED, cases, prompt_of, texts_needed
 from reciting import assert_idle, reciting_session, words
 
 from pass_runtime import GenerateOptions, Session, load
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.measuring.lossless import first_difference
 
-GREEDY = SamplingParams(0.0)
+CAPACITIES = (4, 8, 12, 16, 32, 64)
+BATCHES = (1, 2, 3)
+PLANS = ("ar", "two-pass", "fused", "fused:3,1,0,2", "auto")
+DRAFTS = ("lookahead", "ngram", "both")
+FREE_ENTRIES = (0, 1, 2, 3)
+"""Entries of the cache that the longest prompt leaves free. 0 comes first, so that what it might
+spoil shows in later requests."""
+UNLIMITED = 1000
+"""A number of new tokens that is larger than any of the capacities."""
+
+
+@dataclass(frozen=True)
+class Case:
+    plan: str
+    draft: str | None
+    prompt_lengths: tuple[int, ...]
+
+
+def cases(capacity: int, batch: int) -> Iterator[Case]:
+    for free in FREE_ENTRIES:
+        first, third = (max(1, capacity - entries) for entries in (free, (free + 2) % 4))
+        for plan in PLANS:
+            for draft in DRAFTS if plan != "ar" else (None,):
+                yield Case(plan, draft, (first, 1, third)[:batch])
+
+
+def prompt_of(length: int) -> list[int]:
+    return [5 + i % 3 for i in range(length)]
+
+
+def texts_needed(capacity: int) -> Sequence[int]:
+    lengths = (case.prompt_lengths for batch in BATCHES for case in cases(capacity, batch))
+    return sorted({length for of_case in lengths for length in of_case})
 
 
 def until_full(plan: str, draft: str | None = None) -> GenerateOptions:
-    """Return options of a greedy request that ends when its KV cache is full."""
-    return GenerateOptions(UNLIMITED, GREEDY, plan=plan, draft=draft, ignore_eos=True)
+    return GenerateOptions(UNLIMITED, plan=plan, draft=draft, ignore_eos=True)
 
 
 def check_table(session: Session, capacity: int, expected: dict[int, list[int]]) -> None:
-    """Check that every case writes the `expected` tokens, which are by the length of the prompt."""
     for batch in BATCHES:
         for case in cases(capacity, batch):
             options, lengths = until_full(case.plan, case.draft), case.prompt_lengths
@@ -37,8 +65,6 @@ def check_table(session: Session, capacity: int, expected: dict[int, list[int]])
 
 
 def check_timing(session: Session, expected: Sequence[int]) -> None:
-    """Check that `auto` times passes of all widths that fit the capacity, once requests leave
-    enough of it free, and that these requests write the `expected` tokens."""
     capacity = session.backend.capabilities.max_capacity
     for batch in (1, 3):
         # They are submitted between two passes, so that they decode together.
@@ -49,7 +75,7 @@ def check_timing(session: Session, expected: Sequence[int]) -> None:
         )
         assert all(stream.result().token_ids == expected for stream in streams)
     assert_idle(session)
-    times = session._tuners.get("greedy").times_by_batch
+    times = session.tuner(SamplingParams()).times_by_batch
     # Timing wants room for two passes.
     fitting = {width for width in (2, 5, 7, 16) if 2 * width <= capacity}
     assert {*times[1].timed_widths} == {1, *fitting}

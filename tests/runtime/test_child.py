@@ -1,6 +1,3 @@
-"""Pools of child processes that call a function (`make` of this file) with limits of time, memory
-and stack: what ends a child, and what a call raises."""
-
 from __future__ import annotations
 
 import ctypes
@@ -9,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pass_runtime.errors import PassError
 from pass_runtime.text import child
-from pass_runtime.text.child import ChildPool, ChildStopped, Limits
+from pass_runtime.text.child import Child, ChildStopped, Limits
 
 HERE = str(Path(__file__).parent)
 MIB = 1 << 20
@@ -77,148 +74,97 @@ def importable():
 
 
 @pytest.fixture
-def pool():
-    pool = ChildPool(f"{__name__.rpartition('.')[2]}:make", None, Limits(0.5, 256 * MIB))
-    yield pool
-    pool.close()
+def process():
+    made = Child("test_child:make", None, Limits(0.5, 256 * MIB))
+    yield made
+    made.close()
 
 
-def test_arguments_and_results_arrive_unchanged(pool):
+def test_arguments_and_results_arrive_unchanged(process):
     value = {"text": "Grüße \ud800 \0", "numbers": [1, 2.5, None, True]}
-    assert pool.call(["echo", value]) == value
-    assert len(pool.call(["echo", "x" * 10 * MIB])) == 10 * MIB
+    assert process.call(["echo", value]) == value
+    assert len(process.call(["echo", "x" * 10 * MIB])) == 10 * MIB
+    assert process.call(["print"]) is None
+    assert process.call(["allocate", 100 * MIB]) == 100 * MIB
 
 
-def test_a_child_that_prints_is_used_again(pool):
-    first = pool.call(["pid"])
-    assert pool.call(["print"]) is None
-    assert pool.call(["pid"]) == first != os.getpid()
+def test_calls_in_threads_get_their_own_answers(process):
+    with ThreadPoolExecutor(8) as threads:
+        numbers = threads.map(lambda n: process.call(["echo", n]), range(100))
+        assert list(numbers) == list(range(100))
 
 
-BEYOND_LIMITS = [
-    (["spin"], "it takes more than 0.5 seconds"),
-    (["allocate", 300 * MIB], "it needs more than 256 MiB of memory"),
-    (["overflow"], "it is nested too deeply"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("action", "why"), BEYOND_LIMITS)
-def test_a_call_beyond_its_limits_ends_its_child_only(pool, action, why):
-    first = pool.call(["pid"])
-    with pytest.raises(ChildStopped, match=why):
-        pool.call(action)
-    assert pool.call(["pid"]) != first  # the next call has a child of its own
-
-
-def test_with_forks_a_call_beyond_its_limits_leaves_the_child_running():
-    """Each call then runs in a fork of the child."""
-    pool = ChildPool("test_child:make", None, Limits(0.5, 256 * MIB), forks=True)
-    children = {pool.call(["parent"])}  # a fork's parent is the child
-    for action, why in BEYOND_LIMITS:
+def test_a_call_that_fails_or_exceeds_a_limit_leaves_the_child_running(process):
+    """Each call runs in a fork of the child."""
+    children = {process.call(["parent"])}
+    for action, why in (
+        (["spin"], "it takes more than 0.5 seconds"),
+        (["allocate", 300 * MIB], "it needs more than 256 MiB of memory"),
+        (["overflow"], "it is nested too deeply"),
+    ):
         with pytest.raises(ChildStopped, match=why):
-            pool.call(action)
-        children.add(pool.call(["parent"]))
+            process.call(action)
+        children.add(process.call(["parent"]))
     with pytest.raises(PassError, match=r"^refused$"):
-        pool.call(["refuse"])
+        process.call(["refuse"])
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        pool.call(["fail"])
-    assert len(children | {pool.call(["parent"])}) == 1
-    assert pool.call(["pid"]) != pool.call(["pid"])
-    fork = pool.call(["pid"])
-    pool.close()
-    while _runs(*children) or _runs(fork):
-        time.sleep(0.01)
+        process.call(["fail"])
+    assert children | {process.call(["parent"])} == {process.pid}
+    assert process.call(["pid"]) != process.call(["pid"])
 
 
-def start_endless_call(pool: ChildPool) -> Future:
-    """Begin an endless call in a thread of its own. Return the future of its error."""
+def test_close_ends_the_child_its_fork_and_the_call(process):
+    child_pid, forks = process.call(["parent"]), []
 
     def wait() -> Exception:
         with pytest.raises(ChildStopped) as stopped:
-            pool.call(["sleep", 1000])
+            process.call(["sleep", 1000])
         return stopped.value
 
-    threads = ThreadPoolExecutor(1)
-    error = threads.submit(wait)
-    threads.shutdown(wait=False)
-    return error
-
-
-def test_close_ends_a_fork_too():
-    pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), forks=True)
-    child_pid, forks = pool.call(["parent"]), []
-    error = start_endless_call(pool)
-    while not forks:
-        forks = Path(f"/proc/{child_pid}/task/{child_pid}/children").read_text().split()
-    pool.close()
-    assert error.result()
-    while _runs(int(forks[0])):
+    with ThreadPoolExecutor(1) as threads:
+        error = threads.submit(wait)
+        while not forks:
+            forks = Path(f"/proc/{child_pid}/task/{child_pid}/children").read_text().split()
+        process.close()
+        assert error.result()
+    while _runs(child_pid) or _runs(int(forks[0])):
         time.sleep(0.01)
 
 
-def test_a_call_that_raises_ends_no_child(pool):
-    first = pool.call(["pid"])
-    with pytest.raises(PassError, match=r"^refused$"):
-        pool.call(["refuse"])
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        pool.call(["fail"])
-    assert pool.call(["allocate", 100 * MIB]) == 100 * MIB
-    assert pool.call(["pid"]) == first
-
-
-def test_a_child_that_was_killed_is_replaced(pool):
-    first = pool.call(["pid"])
+def test_a_child_that_was_killed_is_replaced(process):
+    first = process.call(["parent"])
     os.kill(first, signal.SIGKILL)
-    while pool._children and any(each.alive for each in pool._children):
+    while process.pid is not None:
         time.sleep(0.01)
-    assert pool.call(["pid"]) != first
+    assert process.call(["parent"]) != first
 
 
 def test_every_call_fails_if_the_setup_fails():
-    pool = ChildPool("test_child:make", "bad", Limits(1, 256 * MIB))
+    process = Child("test_child:make", "bad", Limits(1, 256 * MIB))
     for _ in range(2):
         with pytest.raises(PassError, match=r"^bad setup$"):
-            pool.call(["pid"])
+            process.call(["pid"])
 
 
-def test_callers_at_once_share_the_children_and_get_their_own_answers():
-    pool = ChildPool("test_child:make", None, Limits(5, 256 * MIB), size=2)
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda n: pool.call(["echo", n]), range(200))) == list(range(200))
-        pids = set(threads.map(lambda _: pool.call(["pid"]), range(50)))
-    assert 1 <= len(pids) <= 2
-    pool.close()
-
-
-def test_an_interrupt_of_the_caller_ends_the_child(pool, monkeypatch):
-    first = pool.call(["pid"])
+def test_an_interrupt_of_the_caller_ends_the_child(process, monkeypatch):
+    first = process.call(["parent"])
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(child._Child, "_read", interrupt)
+    monkeypatch.setattr(Child, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        pool.call(["echo", 1])
+        process.call(["echo", 1])
     monkeypatch.undo()
-    assert pool.call(["pid"]) != first
-
-
-def test_close_ends_the_children_and_a_waiting_call(pool):
-    pool.call(["pid"])
-    error = start_endless_call(pool)
-    while not pool._free.empty():
-        time.sleep(0.01)
-    pool.close()
-    assert error.result()
+    assert process.call(["parent"]) != first
 
 
 def test_a_child_ends_with_its_parent():
     code = (
         "import sys, os; sys.path[:] = {path!r}\n"
-        "from pass_runtime.text.child import ChildPool, Limits\n"
-        "pool = ChildPool('test_child:make', None, Limits(1, 1 << 28))\n"
-        "print(pool.call(['pid']), flush=True); os.kill(os.getpid(), 9)"
+        "from pass_runtime.text.child import Child, Limits\n"
+        "child = Child('test_child:make', None, Limits(1, 1 << 28))\n"
+        "print(child.call(['parent']), flush=True); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code.format(path=sys.path)]
     pid = int(subprocess.run(command, capture_output=True, text=True, check=False).stdout)

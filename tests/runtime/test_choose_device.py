@@ -1,6 +1,3 @@
-"""Which device `auto` means for ONNX Runtime, and which devices are refused: by the build of ONNX
-Runtime, its installed packages and the visible GPUs."""
-
 from __future__ import annotations
 
 import logging
@@ -12,8 +9,8 @@ import pytest
 from fake_cuda import FakeCuda, cuda_without_gpu
 
 from pass_runtime import packages
-from pass_runtime.backends.ort import engine
-from pass_runtime.backends.ort.engine import choose_device
+from pass_runtime.backends.ort import session as engine
+from pass_runtime.backends.ort.session import choose_device
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 
@@ -91,6 +88,6 @@ def test_without_onnxruntime_the_error_names_the_command_that_installs_it(monkey
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     message = r"not installed; run: pip install 'pass-toolkit\[cpu\]', or for an NVIDIA GPU: "
     with pytest.raises(PassError, match=message), importing():  # as commands do
-        import pass_runtime.backends.ort.engine  # noqa: F401
+        import pass_runtime.backends.ort.session  # noqa: F401
     with pytest.raises(ModuleNotFoundError), importing():
         import no_such_module  # noqa: F401

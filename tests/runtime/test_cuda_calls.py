@@ -1,6 +1,3 @@
-"""cuda-python accepts the arguments that `backends.cuda` passes. Without a driver every call
-returns an error of CUDA; arguments of other types would raise a TypeError before."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,3 @@
-"""Sessions of ONNX Runtime on CUDA memory, as with `--device cuda`. The CUDA device is a fake,
-whose memory is host memory, so that ONNX Runtime can compute on the CPU."""
-
 from __future__ import annotations
 
 import gc
@@ -15,8 +12,6 @@ from engine_sessions import (
     SAMPLINGS,
     PromptAndOptions,
     assert_cpu_writes,
-    count_failures,
-    cpu_session,
     submit_together,
 )
 from fake_cuda import FakeCuda, cuda_without_gpu
@@ -25,7 +20,7 @@ from tokenizers import Tokenizer
 from pass_runtime import GenerateOptions, Session
 from pass_runtime.backends.cuda import Cuda, import_api, why_no_device
 from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.backends.ort.engine import open_memory
+from pass_runtime.backends.ort.session import open_memory
 from pass_runtime.bundle.manifest import TOKENIZER_FILE
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
@@ -52,12 +47,6 @@ def open_on(adapter_bundle: Path) -> Open:
     return open_on
 
 
-@pytest.fixture(scope="module")
-def expected(adapter_bundle: Path) -> list[list[int]]:
-    session = cpu_session(adapter_bundle)
-    return [session.generate_ids(*request).result().token_ids for request in REQUESTS]
-
-
 def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Path, open_on: Open):
     """Meanwhile the KV cache moves, because it grows and because the batch becomes smaller."""
     device = FakeCuda()
@@ -80,42 +69,6 @@ def test_a_forgotten_session_frees_its_device_memory(open_on: Open):
     assert not device.allocations and not device.streams
 
 
-@pytest.mark.slow
-def test_every_allocation_may_fail(open_on: Open, expected: list[list[int]]):
-    """Of the first 200 allocations, one of five is tried, until requests need fewer."""
-    sessions_with_failures = 0
-    for number in range(1, 200, 5):
-        device = FakeCuda()
-        with open_on(device) as session:
-            device.fail_malloc = number
-            failures = count_failures(session, REQUESTS, expected, "MiB left")
-            assert device.fail_malloc <= 0 or not failures
-            device.fail_malloc = 0
-            assert count_failures(session, REQUESTS, expected, "") == 0
-        assert not device.allocations and not device.streams
-        if not failures:
-            break
-        sessions_with_failures += 1
-    assert sessions_with_failures > 10 and not failures
-
-
-def test_a_cache_that_cannot_grow_stays_as_it_was(open_on: Open, expected: list[list[int]]):
-    """Memory suffices for a KV cache of 256 entries, but not for one of 512 beside it."""
-    device = FakeCuda()
-    with open_on(device) as session:
-        session.generate_ids(*REQUESTS[0]).result()
-        device.limit = device.used + 450_000  # bytes
-        stream = session.generate_ids(*REQUESTS[1])
-        with pytest.raises(PassError, match=r"GPU has no .* MiB left"):
-            stream.result()
-        assert 0 < len(stream.token_ids) < 100
-        assert stream.token_ids == expected[1][: len(stream.token_ids)]
-        assert session.backend.capacity == 256
-        assert session.generate_ids(*REQUESTS[2]).result().token_ids == expected[2]
-        device.limit = 1 << 30
-        assert session.generate_ids(*REQUESTS[1]).result().token_ids == expected[1]
-
-
 def test_without_cuda_python_the_error_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     message = r"cannot be imported .*; run: pip install cuda-python$"
@@ -134,12 +87,6 @@ def test_the_error_names_an_old_driver_and_the_driver_that_is_needed():
     message = r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"
     with pytest.raises(PassError, match=message):
         Cuda(cuda_without_gpu(12040))
-
-
-def test_no_driver_and_no_gpu_have_their_own_messages():
-    message = why_no_device(cuda_without_gpu(0))
-    assert "there is no NVIDIA driver" in message and "older" not in message
-    assert "CUDA_VISIBLE_DEVICES" in why_no_device(cuda_without_gpu(13040, (0, 0)))
 
 
 def test_the_extra_gpu_installs_onnx_runtime_for_cuda_and_cuda_python():

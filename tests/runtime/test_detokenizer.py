@@ -1,6 +1,3 @@
-"""The texts of single tokens, joined, are the text that the tokenizer decodes from all tokens: for
-every kind of tokenizer (tokenizer_kinds.py) and any prompt."""
-
 from __future__ import annotations
 
 import pytest
@@ -59,7 +56,6 @@ def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: 
 
 
 def test_a_byte_that_is_part_of_no_character_becomes_a_replacement_character():
-    """The stream of the library tokenizers raises "Invalid prefix encountered" here."""
     tokenizer = byte_fallback()
     stream = TextStream(tokenizer, tokenizer.encode("a").ids)
     tokens = [tokenizer.token_to_id(piece) for piece in ("<0x41>", "<0xE2>", "x")]

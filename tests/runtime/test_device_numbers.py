@@ -15,11 +15,10 @@ from test_ort_engine import FakeSession
 from pass_runtime import load
 from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.cuda import find_device
-from pass_runtime.backends.devices import split_device
 from pass_runtime.backends.memory import HostMemory
-from pass_runtime.backends.open import gpus_of_replica
-from pass_runtime.backends.ort.engine import open_memory, open_session
-from pass_runtime.backends.ort.trunks import BoundTensor, bind
+from pass_runtime.backends.open import gpus_of_replica, split_device
+from pass_runtime.backends.ort.backend import BoundTensor, bind
+from pass_runtime.backends.ort.session import open_memory, open_session
 from pass_runtime.errors import PassError
 
 NO_GPU_2 = (
@@ -35,10 +34,9 @@ def engine_bundle(adapter_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def two_gpus(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A machine with two GPUs."""
     gpu = Gpu(engine_bundle, monkeypatch, devices=2)
     monkeypatch.setattr(cuda_api, "import_api", lambda: gpu.cuda)
-    monkeypatch.setattr("pass_runtime.backends.ort.engine.import_api", lambda: gpu.cuda)
+    monkeypatch.setattr("pass_runtime.backends.ort.session.import_api", lambda: gpu.cuda)
     return gpu
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reciting import runner_of
+from reciting import engine_of
 
 from pass_runtime import GenerateOptions, load
 
@@ -15,18 +15,17 @@ from pass_runtime import GenerateOptions, load
 def test_more_sequences_than_the_limit_are_decoded_plainly(
     tiny_bundle: Path, limit: int | None, max_rows: int
 ):
-    """The text is always the same. max_rows: of a window while one sequence decodes."""
     options = GenerateOptions(24, plan="two-pass", lookahead=4, ignore_eos=True)
     limits = {"max_batch_size": 4, "speculative_max_concurrency": limit}
     with load(tiny_bundle, "cpu", threads=1, **limits) as session:
         passes: list[tuple[int, int]] = []  # sequences, rows of a window
-        run = runner_of(session).run
+        run = engine_of(session).backend.run
 
-        def record_and_run(plan, drafts):
-            passes.append((len(runner_of(session).decoding), plan.width))
-            return run(plan, drafts)
+        def record_and_run(batch):
+            passes.append((len(batch.slots), batch.window.width))
+            return run(batch)
 
-        runner_of(session).run = record_and_run
+        engine_of(session).backend.run = record_and_run
         alone = session.generate_ids([5, 6, 7], options).result().token_ids
         assert max(rows for _, rows in passes) == max_rows
         passes.clear()

@@ -1,6 +1,3 @@
-"""The memory of a process does not grow with the requests that it answers, some of which are
-cancelled or fail."""
-
 from __future__ import annotations
 
 import ctypes
@@ -18,27 +15,21 @@ import pytest
 from faulty import FaultyBackend, Fuse, session_of
 from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, MixedRequest, PlainDecoder
 from process_memory import anonymous_bytes
-from reciting import assert_idle, runner_of
+from reciting import assert_idle, engine_of
 
 from pass_runtime import GenerateOptions, PassError, Session, load
 
 REQUESTS, REQUESTS_PER_WAVE = 2000, 25
 ALLOWED_GROWTH = {"resident": 4 << 20, "heap": 256 << 10, "objects": 1000}
-"""By how much the values of `memory_now` may grow after the warm-up, in bytes or objects. The
-allocator keeps pages or gives them back as it likes, so that the resident size varies; the heap
-counts only blocks in use. 2,000 requests that were kept would be tens of thousands of Python
-objects."""
+"""By how much the values of `memory_now` may grow after the warm-up, in bytes or objects."""
 
 
 class HeapInfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
     NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
 
 
 def memory_now() -> dict[str, int]:
-    """Return the bytes of resident memory and of heap blocks in use, and the number of objects."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = HeapInfo
     gc.collect()
@@ -79,8 +70,6 @@ def random_request(chance: random.Random) -> MixedRequest:
 
 
 def run_wave(session: Session, chance: random.Random) -> Counter[str]:
-    """Begin a wave of requests, cancel two, and drop the stream of one; a pass may fail. Return how
-    many requests ended for each reason."""
     session.backend.fuses["run_trunk"] = Fuse(PassError("out of luck"), chance.randrange(1, 200))  # type: ignore
     requests = [random_request(chance) for _ in range(REQUESTS_PER_WAVE)]
     streams = [session.generate(request.text, request.options()) for request in requests]
@@ -118,7 +107,7 @@ def run_requests(tiny_bundle: Path) -> None:
             # After a short request the KV cache always has the same capacity.
             session.generate(TEXTS[0], GenerateOptions(1)).result()
             # Memory of the prefix cache does not count: it may grow up to its budget.
-            memory, saved = memory_now(), runner_of(session)._store.used_bytes
+            memory, saved = memory_now(), engine_of(session)._store.used_bytes
             measured.append(memory | {"heap": memory["heap"] - saved})
     assert set(reasons) == {"stop", "length", "cancelled", "error"}
     assert min(reasons.values()) >= 20, reasons
@@ -127,7 +116,7 @@ def run_requests(tiny_bundle: Path) -> None:
         values = [each[name] for each in measured]
         assert min(values[-3:]) - min(values[3:6]) < allowed, (name, values)
     assert_idle(session)
-    assert not runner_of(session).busy
+    assert engine_of(session).idle
     request = MixedRequest(TEXTS[1], SAMPLING[2], 12, plan="fused")
     plain = PlainDecoder(load(tiny_bundle, "cpu", threads=1))
     plain.assert_same(request, session.generate(request.text, request.options()).result().token_ids)

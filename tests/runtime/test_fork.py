@@ -1,5 +1,5 @@
 """A process that was forked cannot use the session of its parent: calls raise an error that says
-so. The process can end, and the parent goes on."""
+so."""
 
 from __future__ import annotations
 

@@ -1,6 +1,3 @@
-"""Compiling constraints (`Grammars`): those that would take too much time, memory or stack are
-refused and delay no other request; and no text of a constraint comes to a dead end."""
-
 from __future__ import annotations
 
 import itertools
@@ -15,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pass_runtime.errors import PassError
 from pass_runtime.text import grammar
-from pass_runtime.text.child import ChildPool, ChildStopped
+from pass_runtime.text.child import Child
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import ConstraintStopped, Grammars, TooManyConstraints
 
@@ -23,7 +20,6 @@ END = 0
 
 
 def make_tokenizer() -> Tokenizer:
-    """Return a tokenizer of bytes, with tokens for 2, 4, 8 and 16 times the letter x."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     runs = ["x" * count for count in (2, 4, 8, 16)]
     merges = [(run[: len(run) // 2],) * 2 for run in runs]
@@ -55,26 +51,23 @@ def shared():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Return a list of the constraints that child processes are given from now on."""
     values: list[dict] = []
-    call = ChildPool.call
+    call = Child.call
 
     def record_and_call(pool, value):
         values.append(value)
         return call(pool, value)
 
-    monkeypatch.setattr(ChildPool, "call", record_and_call)
+    monkeypatch.setattr(Child, "call", record_and_call)
     return values
 
 
 def chain(count: int, of) -> dict:
-    """A schema of definitions, each of which is made of the next one."""
     definitions = {f"a{i}": of({"$ref": f"#/$defs/a{i + 1}"}) for i in range(count)}
     return {"$defs": definitions | {f"a{count}": {"type": "string"}}, "$ref": "#/$defs/a0"}
 
 
 def rules(letter: str, count: int) -> str:
-    """Return a grammar of rules (terminals, if the letter is large), each made of the next."""
     lines = [f"{letter}{i}: {letter}{i + 1}" for i in range(count)]
     return "\n".join([f"start: {letter}0", *lines, f'{letter}{count}: "x"'])
 
@@ -124,8 +117,7 @@ def test_an_attack_is_refused_in_one_line_and_is_compiled_only_once(shared, call
             shared.start(Constraint(**fields))
         assert len(str(refusal.value).splitlines()) == 1
         assert len(str(refusal.value)) < 400
-    # One call of each child, that for quick jobs and that for others, and none for the repetition.
-    assert 1 <= len(calls) <= 2
+    assert len(calls) == 1
     assert shared.start(Constraint(regex="[ab]+")).forced() == ()
 
 
@@ -162,34 +154,24 @@ def test_equal_constraints_at_once_are_compiled_once(grammars, calls):
     assert len(calls) == 2
 
 
-def test_a_long_compilation_delays_no_other_constraint(grammars, monkeypatch):
-    """Neither a short one nor one that is compiled already."""
+def test_a_compilation_delays_no_constraint_that_is_compiled_already(grammars, monkeypatch):
     compiled = Constraint(regex="compiled")
     grammars.start(compiled)
-    released, call = threading.Event(), ChildPool.call
-
-    def held(pool, value):
-        if value["regex"] != "long":
-            return call(pool, value)
-        if pool is grammars._quick_child:
-            raise ChildStopped("it takes more than 0.25 seconds")
-        assert released.wait(60)
-        return call(pool, value)
-
-    monkeypatch.setattr(ChildPool, "call", held)
+    released, call = threading.Event(), Child.call
+    monkeypatch.setattr(
+        Child, "call", lambda child, value: released.wait(60) and call(child, value)
+    )
     waiting = [grammars.prepare(Constraint(regex="long")) for _ in range(5)]
-    for i in range(5):
-        grammars.start(Constraint(regex=f"short{i}"))
     grammars.start(compiled)
     assert not any(future.done() for future in waiting)
     released.set()
     assert len({id(future.result(60)) for future in waiting}) == 1
 
 
-def test_the_queues_are_bounded(grammars, monkeypatch):
+def test_the_queue_is_bounded(grammars, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(ChildPool, "call", lambda *_: released.wait(60) and {"refused": "no"})
-    held = [grammars.prepare(Constraint(regex=f"a{i}")) for i in range(grammar.MAX_QUICK_JOBS)]
+    monkeypatch.setattr(Child, "call", lambda *_: released.wait(60) and {"refused": "no"})
+    held = [grammars.prepare(Constraint(regex=f"a{i}")) for i in range(grammar.MAX_JOBS)]
     with pytest.raises(TooManyConstraints, match="try again later"):
         grammars.prepare(Constraint(regex="b"))
     assert grammars.prepare(Constraint(regex="a1")) is held[1]
@@ -221,7 +203,6 @@ def test_remembered_refusals_are_bounded(grammars, monkeypatch):
 
 
 def test_a_future_in_use_needs_no_second_compilation(grammars, calls):
-    """Even if its grammar is no longer in the cache."""
     constraint = Constraint(regex="held")
     future = grammars.prepare(constraint)
     future.result()
@@ -240,8 +221,8 @@ def test_computing_masks_makes_a_cached_grammar_larger(grammars):
 
 def test_close_ends_running_compilations(grammars, monkeypatch):
     begun = threading.Event()
-    call = ChildPool.call
-    monkeypatch.setattr(ChildPool, "call", lambda *args: (begun.set(), call(*args))[1])
+    call = Child.call
+    monkeypatch.setattr(Child, "call", lambda *args: (begun.set(), call(*args))[1])
     constraints = Constraint(json_schema=patterns(23)), Constraint(regex="a")
     futures = [grammars.prepare(constraint) for constraint in constraints]
     assert begun.wait(60)
@@ -258,14 +239,7 @@ def test_a_model_without_an_end_is_refused():
         Grammars(TOKENIZER, VOCAB_SIZE, []).start(Constraint(regex="a"))
 
 
-def test_no_thread_is_started_without_a_constraint():
-    before = threading.active_count()
-    Grammars(TOKENIZER, VOCAB_SIZE, [END]).close()
-    assert threading.active_count() == before
-
-
 def write_tokens(state, texts, count: int) -> None:
-    """Write the tokens of the first `count` texts, each with a mask before it, as decoding does."""
     allowed = np.zeros((1, -(-VOCAB_SIZE // 32)), np.uint32)
     for text in itertools.islice(texts, count):
         state.forced()

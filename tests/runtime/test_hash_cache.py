@@ -19,7 +19,6 @@ TAIL = "tail.ar.greedy.onnx"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the cache directory, which every test has for itself."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(integrity, "MIN_AGE_NS", 0)  # the files of tests are young
     return tmp_path / "cache"
@@ -109,7 +108,6 @@ def test_an_unusable_cache_of_hashes_is_ignored(bundle: Path, cache: Path, fault
 
 
 def test_the_newest_hashes_of_all_processes_are_kept(tmp_path: Path, cache: Path, monkeypatch):
-    """first, second: the caches of two processes."""
     monkeypatch.setattr(integrity, "MAX_CACHED_HASHES", 3)
     first, second = HashCache(), HashCache()
     for number, hashes in enumerate((first, first, second, second)):

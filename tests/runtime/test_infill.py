@@ -1,5 +1,3 @@
-"""Prompts that fill a gap between two texts, in the conventions of published models."""
-
 from __future__ import annotations
 
 import pytest
@@ -29,7 +27,6 @@ def tokenizer_with(markers: tuple[str, ...], *, start: bool = False) -> Tokenize
 @pytest.mark.parametrize("markers", CONVENTIONS, ids=lambda markers: markers[0])
 @pytest.mark.parametrize("start", [False, True], ids=["no start token", "start token"])
 def test_each_convention_is_found_in_the_tokenizer(markers, start):
-    """The prompt is what one gets by writing the markers into a text."""
     tokenizer = tokenizer_with(markers, start=start)
     before, after, gap = markers
     written = ("<s>" if start else "") + f"{before}{PREFIX}{after}{SUFFIX}{gap}"

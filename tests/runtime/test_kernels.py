@@ -1,5 +1,3 @@
-"""Which library of CPU kernels is found, and what runs where there is none."""
-
 from __future__ import annotations
 
 import _ctypes
@@ -11,8 +9,13 @@ import pytest
 from manifests import linked, real_document, refusal, write_manifest
 
 from pass_runtime import GenerateOptions, Session, load
-from pass_runtime.backends.ort.kernels import LIBRARY, find_kernels, kernels_name, library
-from pass_runtime.backends.ort.trunks import open_trunk
+from pass_runtime.backends.ort.session import (
+    LIBRARY,
+    find_kernels,
+    kernels_name,
+    library,
+    open_trunk,
+)
 from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.read import read_manifest
 
@@ -84,7 +87,6 @@ def test_the_kernels_run_the_trunk_and_map_its_weights(tiny_bundle: Path, caplog
 
 
 def test_without_kernels_the_portable_trunk_runs(adapter_bundle: Path, monkeypatch, caplog):
-    """One line says so, for all of its passes."""
     with load(adapter_bundle, "cpu", threads=1) as session:
         expected = decoded(session)
     caplog.clear()

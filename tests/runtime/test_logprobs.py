@@ -1,6 +1,3 @@
-"""Log-probabilities of tokens are the model's own, the same with every plan, and only a request
-that asks for them gets them."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,7 +6,7 @@ import numpy as np
 import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
-from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.bundle.window import ar_window
 
 SAMPLING = [SamplingParams(), SamplingParams(1.0, seed=5), SamplingParams(0.8, 30, 0.9, seed=6)]
 PLANS = [
@@ -39,7 +36,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def test_logprobs_are_the_log_softmax_of_the_logits_for_every_plan(
     session: Session, sampling: SamplingParams
 ):
-    """Of the logits before temperature and truncation."""
     fields = {"sampling": sampling, "logprobs": 5, "ignore_eos": True}
     streams = [
         session.generate_ids(PROMPT, GenerateOptions(24, plan=plan, draft=draft, **fields)).result()
@@ -50,7 +46,7 @@ def test_logprobs_are_the_log_softmax_of_the_logits_for_every_plan(
     options = GenerateOptions(1, plan="ar", ignore_eos=True)
     for i, token in enumerate(written):
         session.generate_ids([*PROMPT, *written[:i]], options).result()
-        expected = log_softmax(session.backend.logits(ar_plan())[0, 0])
+        expected = log_softmax(session.backend.logits(ar_window())[0, 0])
         best = np.sort(expected)[::-1][:5]
         for stream in streams:
             logprobs = stream.tokens[i].logprobs
@@ -62,7 +58,6 @@ def test_logprobs_are_the_log_softmax_of_the_logits_for_every_plan(
 
 
 def test_only_a_request_that_asks_gets_logprobs(session: Session):
-    """Also if both decode side by side."""
     options = GenerateOptions(30, plan="two-pass", ignore_eos=True)
     streams = [
         session.generate_ids(PROMPT, replace(options, logprobs=count)) for count in (0, None)

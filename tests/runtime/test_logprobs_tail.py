@@ -1,5 +1,3 @@
-"""The graph tail.logprobs.onnx computes what its definition in numpy does."""
-
 from __future__ import annotations
 
 from functools import lru_cache
@@ -14,9 +12,9 @@ from scipy.special import log_softmax
 from tail_runs import open_graph, run_graph
 
 from pass_exporter.bundle import write_logprobs
-from pass_exporter.tails.definitions import token_logprobs
-from pass_exporter.tails.logprobs import build_logprobs
-from pass_runtime.bundle.request_fields import MAX_LOGPROBS
+from pass_exporter.tails.outputs import build_logprobs
+from pass_runtime.bundle.sampling import MAX_LOGPROBS
+from tail_definitions import token_logprobs
 
 NAMES = ("chosen_logprob", "top_ids", "top_logprobs")
 
@@ -69,18 +67,7 @@ def test_ids_are_those_of_numpy_where_no_two_tokens_tie():
     assert np.array_equal(run(logits, emitted)[1], token_logprobs(logits, emitted, MAX_LOGPROBS)[1])
 
 
-def test_windows_of_any_width_give_the_same():
-    """The rows after the emitted ones are look-ahead rows, whose number differs by plan."""
-    rng = np.random.default_rng(1)
-    logits = rng.normal(0, 3, (3, 30, 37)).astype(np.float32)
-    emitted = rng.integers(0, 37, (3, 5))
-    for width in (5, 9):
-        for got, wide in zip(run(logits[:, :width], emitted), run(logits, emitted), strict=True):
-            assert np.array_equal(got, wide)
-
-
 def test_missing_drafts_change_no_other_entry():
-    """The id of a missing draft is V, the size of the vocabulary."""
     rng = np.random.default_rng(2)
     logits = rng.normal(0, 3, (1, 3, 37)).astype(np.float32)
     chosen, beside = (run(logits, np.array([[4, 9, last]]))[0] for last in (5, 37))

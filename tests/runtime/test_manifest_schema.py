@@ -1,5 +1,3 @@
-"""The manifest's JSON schema is current, and accepts and refuses what the runtime does."""
-
 from __future__ import annotations
 
 import copy
@@ -22,7 +20,6 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 def test_the_schema_file_is_current():
-    """If this fails, run: python -m pass_runtime.bundle.schema"""
     assert schema.SCHEMA_FILE.read_text(encoding="utf-8") == schema.schema_text()
 
 
@@ -39,9 +36,9 @@ def test_real_manifests_are_valid(validator, tiny_bundle, adapter_bundle):
 
 def test_changed_manifests_are_not_valid(validator, tiny_bundle):
     document = real_document(tiny_bundle)
-    # Few plans and one file, because validation is slow and they are all alike.
+    # Few windows and one file, because validation is slow and they are all alike.
     files = {"trunk.onnx": document["files"]["trunk.onnx"]}
-    document |= {"plans": document["plans"][:4], "files": files}
+    document |= {"windows": document["windows"][:4], "files": files}
     assert validator.is_valid(document)
     assert not validator.is_valid(document | {"version": 1})
     assert not validator.is_valid(document | {"news": 1})

@@ -1,5 +1,3 @@
-"""Drafts from n-grams of the text are those of a plain search through all of it."""
-
 from __future__ import annotations
 
 from hypothesis import given, settings

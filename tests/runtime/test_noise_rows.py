@@ -1,6 +1,3 @@
-"""Noise is filled in as texts grow. Where a pass reads it, it is exactly that of bundle/noise.py,
-and the cost of beginning a request does not depend on the capacity."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -50,7 +47,6 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     st.booleans(),
 )
 def test_what_a_pass_may_read_is_the_noise_of_its_positions(passes, begins_anew):
-    """passes: (slot, first position, count of positions). begins_anew: each is a new request."""
     buffers = Buffers(HostMemory(), 3)
     rows = NoiseRows(buffers, "rejection", 3, 1000)
     for slot in range(3):

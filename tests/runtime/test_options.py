@@ -1,5 +1,3 @@
-"""Options of a request: wrong ones are refused by name; prompts, stops, seeds and min-p."""
-
 from __future__ import annotations
 
 import json
@@ -54,6 +52,7 @@ WRONG_VALUES = {
         "top_p": [-0.01, 1.01, NAN, 1j],
         "min_p": [-0.01, 1.01, NAN, [0.1]],
         "seed": [-1, 2**64, 1.5, True],
+        "logit_bias": [5, [5], {5: 101.0}, {5: NAN}, {5: "1"}],
     },
     LoadOptions: {
         "threads": [1.5],
@@ -61,6 +60,7 @@ WRONG_VALUES = {
         "max_queue": [None],
         "capacity": [64.0],
         "device": [None],
+        "logprobs_mode": ["all", None],
     },
 }
 
@@ -81,6 +81,25 @@ def test_values_out_of_range_or_of_another_type_are_refused_by_name(
     with pytest.raises(PassError, match=f"^{name} must be ") as error:
         options(**{field: wrong})
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_errors_of_biases_name_the_token():
+    with pytest.raises(PassError, match=r"^logit-bias must be -100 to 100, not 101.0 for token 5$"):
+        SamplingParams(logit_bias={4: 1.0, 5: 101.0})
+    with pytest.raises(PassError, match=r"^a token of logit-bias must be a whole number, not '5'$"):
+        SamplingParams(logit_bias={"5": 1.0})
+    with pytest.raises(PassError, match=r"^logit-bias has 1025 tokens; at most 1024 are allowed$"):
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [((), {"colour": "red"}), ((0.0, 0, 1.0, None, 0.0, 0.0, 0.0, 1.0, {}, 5), {})],
+    ids=["name", "position"],
+)
+def test_unknown_arguments_are_type_errors(values: tuple, named: dict):
+    with pytest.raises(TypeError, match="SamplingParams"):
+        SamplingParams(*values, **named)
 
 
 def test_numpy_numbers_become_those_of_python():
@@ -230,19 +249,6 @@ def test_top_p_0_takes_the_likeliest_token(model_session, top_p, more):
         generation = model_session.generate_ids([5, 6], options).result()
         assert generation.token_ids == expected[plan].token_ids
         assert generation.seed == 0
-
-
-def test_top_p_0_beside_requests_that_draw(tiny_bundle):
-    requests = [
-        GenerateOptions(20, SamplingParams(1.3, 20, 0.9, seed=1, min_p=0.01), ignore_eos=True),
-        GenerateOptions(20, SamplingParams(1.3, 20, 0.0, min_p=0.01), ignore_eos=True),
-    ]
-    with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
-        alone = [session.generate_ids([5, 6], each).result().token_ids for each in requests]
-        together = [session.generate_ids([5, 6], each) for each in requests]
-        assert [each.result().token_ids for each in together] == alone
-        greedy = session.generate_ids([5, 6], GenerateOptions(20, ignore_eos=True)).result()
-        assert alone[1] == greedy.token_ids != alone[0]
 
 
 def test_top_k_minus_1_is_off():

@@ -1,55 +1,35 @@
-"""Every field of the options changes something: how a bundle is opened, or what a request is."""
-
 from __future__ import annotations
 
 from dataclasses import fields
 
 import pytest
-from recorded_arguments import Calls, StandIn
+from recorded_arguments import REQUEST_VALUES, SAMPLING_VALUES, Calls, StandIn
 
 from pass_runtime import Constraint, GenerateOptions, LoadOptions, SamplingParams, load
 from pass_runtime.options import DEFAULT_MAX_QUEUE
 
 LOAD_CASES = {
-    "device": ("cpu", {"open_backend.device": "cpu"}),
-    "threads": (2, {"open_backend.threads": 2}),
-    "max_batch_size": (3, {"open_backend.max_batch_size": 3}),
-    "max_queue": (DEFAULT_MAX_QUEUE + 1, {"Session.max_queue": DEFAULT_MAX_QUEUE + 1}),
-    "capacity": (64, {"open_backend.capacity": 64}),
-    "logprobs_mode": ("processed", {"Session.logprobs_mode": "processed"}),
-    "speculative_max_concurrency": (3, {"Session.speculative_max_concurrency": 3}),
-    "prefix_cache": (False, {"Session.prefix_cache": False}),
-    "verify": (False, {"open_backend.verify": False, "verify_files.hashes": False}),
+    "device": ("cpu", {"OrtBackend.device": "cpu"}),
+    "threads": (2, {"OrtBackend.threads": 2}),
+    "max_batch_size": (3, {"OrtBackend.max_batch_size": 3}),
+    "max_queue": (DEFAULT_MAX_QUEUE + 1, {"Engine.max_queue": DEFAULT_MAX_QUEUE + 1}),
+    "capacity": (64, {"OrtBackend.capacity": 64}),
+    "logprobs_mode": ("processed", {"Engine.logprobs_mode": "processed"}),
+    "speculative_max_concurrency": (3, {"Engine.speculative_max_concurrency": 3}),
+    "prefix_cache": (False, {"Engine.prefix_cache": False}),
+    "verify": (False, {"verify_files.hashes": False}),
 }
 """For each field of `LoadOptions`: a value, and the arguments (by function) that it changes."""
-SAMPLING_VALUES = {
-    "temperature": 0.5,
-    "top_k": 3,
-    "top_p": 0.5,
-    "min_p": 0.1,
-    "seed": 7,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.5,
-    "logit_bias": {5: -2.0},
-}
 GENERATE_VALUES = {
+    name: tuple(value) if isinstance(value, list) else value
+    for name, value in REQUEST_VALUES.items()
+} | {
     "max_new_tokens": 5,
     "sampling": SamplingParams(1.0, seed=7),
-    "plan": "fused",
-    "lookahead": 1,
-    "draft": "lookahead",
-    "stop": ("a",),
-    "stop_token_ids": (5,),
-    "ignore_eos": True,
     "reuse_prefix": True,
-    "cache_salt": "s",
     "logprobs": 2,
     "prompt_logprobs": 2,
     "constraint": Constraint(regex="a+"),
-    "min_tokens": 2,
-    "bad_words": ("a",),
-    "allowed_token_ids": (5,),
     "shown_special_tokens": (5,),
 }
 
@@ -61,12 +41,12 @@ def session(random_bundle):
 
 
 def opened_with(bundle, *options, **named):
-    """Return the arguments of the functions that `load` calls, which are replaced."""
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(patch)
         calls.replace("pass_runtime.session.verify_files")
-        calls.replace("pass_runtime.session.open_backend", StandIn(calls))
-        calls.replace("pass_runtime.session.Session", StandIn(calls))
+        calls.replace("pass_runtime.backends.ort.backend.OrtBackend", StandIn(calls))
+        for name in ("Auto", "Engine", "Worker", "Resolver"):
+            calls.replace(f"pass_runtime.session.{name}", StandIn(calls))
         load(bundle, *options, **named)
         return calls.arguments
 
@@ -98,9 +78,10 @@ def test_an_option_changes_the_request(session, name):
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
 def test_a_sampling_parameter_changes_the_request(session, name):
-    values = {name: SAMPLING_VALUES[name]}
+    value = {5: -2.0} if name == "logit_bias" else SAMPLING_VALUES[name]
+    values = {name: value}
     if name == "temperature":
         values["seed"] = 0  # Without a seed, any two sampled requests differ.
     changed = session.request((5,), GenerateOptions(sampling=SamplingParams(**values)))
-    assert getattr(changed.sampling, name) == SAMPLING_VALUES[name]
+    assert getattr(changed.sampling, name) == value
     assert changed != session.request((5,), GenerateOptions())

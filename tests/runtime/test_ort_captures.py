@@ -3,7 +3,6 @@ thread has its own captured graphs, and a graph that cannot be captured runs unc
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from itertools import product
@@ -48,7 +47,6 @@ def expected(adapter_bundle: Path) -> list[list[int]]:
 
 @pytest.fixture
 def captures(expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> FakeCaptures:
-    """Make sessions that are opened from now on capture. The expected tokens come from before."""
     return FakeCaptures(monkeypatch)
 
 
@@ -81,8 +79,6 @@ def test_captured_batches_write_the_same_tokens(session: Session, expected: list
 def test_captures_change_no_token_with_the_rejection_rule(
     tiny_model: Path, tmp_path: Path, monkeypatch
 ):
-    """The rule's tail overwrites the draft probabilities that it reads. It is compared with itself
-    without captures, because it writes other texts than plain decoding."""
     bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, rule="rejection")
     options = [
         GenerateOptions(24, SamplingParams(1.0, seed=3), plan=plan, ignore_eos=True)
@@ -99,7 +95,6 @@ def test_captures_change_no_token_with_the_rejection_rule(
 
 
 def test_the_session_runs_all_graphs_in_one_thread(session: Session, captures: FakeCaptures):
-    """Captured graphs are lost with their thread, and the decoding thread ends when it is idle."""
     for _ in range(2):
         session.generate_ids(*REQUESTS[0]).result()
     before = len(captures.captured)
@@ -140,25 +135,3 @@ def test_a_device_error_in_a_capture_closes_the_session(
         session.generate_ids(*REQUESTS[0]).result()
     assert session.closed
     session.close()
-
-
-@pytest.mark.slow
-def test_the_device_thread_ends_with_a_closed_or_forgotten_session(
-    adapter_bundle: Path, captures: FakeCaptures
-):
-    def count_threads() -> int:
-        return sum(thread.name == "pass-device" for thread in threading.enumerate())
-
-    gc.collect()
-    before = count_threads()
-    with open_on(adapter_bundle, FakeCuda()) as session:
-        session.generate_ids(*REQUESTS[0]).result()
-        assert count_threads() == before + 1
-    assert count_threads() == before
-    forgotten = open_on(adapter_bundle, FakeCuda())
-    forgotten.generate_ids(*REQUESTS[0]).result()
-    thread = forgotten.backend._thread._thread
-    del forgotten
-    gc.collect()
-    thread.join(60)
-    assert count_threads() == before

@@ -1,5 +1,3 @@
-"""ONNX Runtime's sessions on a device that may refuse settings or not start."""
-
 from __future__ import annotations
 
 import gc
@@ -10,7 +8,7 @@ import psutil
 import pytest
 
 from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.backends.ort.engine import PROVIDER_OPTIONS, open_session
+from pass_runtime.backends.ort.session import PROVIDER_OPTIONS, open_session
 from pass_runtime.bundle.head import HEAD_FILE
 from pass_runtime.bundle.noise import TABLES_FILE
 from pass_runtime.errors import PassError
@@ -18,7 +16,7 @@ from pass_runtime.errors import PassError
 
 class FakeSession:
     """Stands in for InferenceSession on CUDA, which refuses the first `refusals` settings that are
-    tried. provider: where the session runs once it is open."""
+    tried."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ def test_a_backend_lists_graphs_that_cannot_be_captured(tiny_bundle: Path, monke
         session.not_captured = f"no capture of {path.name}"
         return session
 
-    for module in ("trunks", "backend"):
+    for module in ("session", "backend"):
         monkeypatch.setattr(f"pass_runtime.backends.ort.{module}.open_session", opened)
     with load(tiny_bundle, "cpu") as session:
         (trunk,) = session.backend.uncaptured

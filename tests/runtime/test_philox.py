@@ -1,5 +1,3 @@
-"""The random numbers of sampling: Philox, the offsets of a seed's positions, and the tables."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -26,7 +24,6 @@ KNOWN_ANSWERS = [
 
 
 def test_philox_gives_its_published_answers():
-    """One at a time, and all at once."""
     columns = zip(*KNOWN_ANSWERS, strict=True)
     counters, keys, answers = (np.array(column, np.uint32) for column in columns)
     words = noise.philox4x32(counters, keys)
@@ -39,7 +36,6 @@ def test_philox_gives_its_published_answers():
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(seed=BELOW_2_64, position=st.integers(0, 2**40))
 def test_offsets_are_the_top_15_bits_of_two_philox_words(seed, position):
-    """C++ repeats this definition: counter = position, key = seed, the low word first."""
     counter = np.array([position & ONES, position >> 32, 0, 0], np.uint32)
     key = np.array([seed & ONES, seed >> 32], np.uint32)
     expected = [int(word) >> 17 for word in noise.philox4x32(counter, key)[:2]]
@@ -96,7 +92,6 @@ def test_tables_hold_uniform_30_bit_integers():
 
 
 def test_tables_differ_and_do_not_depend_on_the_vocabulary():
-    """A larger vocabulary only appends rows: an entry is the same in every bundle."""
     first, second = noise.noise_tables(320)
     assert (first == second).mean() < 1e-4
     for small, large in zip(noise.noise_tables(320), noise.noise_tables(1501), strict=True):

@@ -1,6 +1,3 @@
-"""A result, its parts, options and errors can be pickled and copied, and sent between processes;
-what belongs to a process says so in one line."""
-
 from __future__ import annotations
 
 import copy
@@ -15,7 +12,7 @@ import pytest
 from faulty import FaultyBackend, Fuse, session_of
 
 from pass_runtime import (
-    REQUEST_FIELDS,
+    REQUEST_OPTIONS,
     Constraint,
     ConstraintStopped,
     Detokenizer,
@@ -78,18 +75,6 @@ def test_a_copy_of_a_result_has_all_of_it(
     assert_same_result(copied(copied(result)), result)
     stream = session.generate_ids(PROMPT, options).result()
     assert_same_result(copied(stream), stream)
-
-
-def test_a_copy_outlives_its_session(random_bundle: Path, copied: Callable[[Any], Any]):
-    with load(random_bundle, "cpu", threads=1) as opened:
-        result = opened.generate(PROMPT, OPTIONS["logprobs"]).result()
-    assert_same_result(copied(result), result)
-
-
-def test_a_copied_list_of_results_is_one(session: Session):
-    results = [each.result() for each in session.generate_all(PROMPT, [OPTIONS["logprobs"]] * 2)]
-    for made, result in zip(COPIES["pickle"](results), results, strict=True):
-        assert_same_result(made, result)
 
 
 def test_a_running_request_is_not_copied(session: Session, copied: Callable[[Any], Any]):
@@ -161,7 +146,7 @@ def test_options_and_parts_are_copied(session: Session, copied: Callable[[Any], 
     pieces = list(result)
     loading = LoadOptions("cpu", threads=1)
     request = session.request((5, 6), OPTIONS["logprobs"].with_fields(logit_bias={}))
-    values = (*OPTIONS.values(), SAMPLED, loading, *REQUEST_FIELDS, session.manifest)
+    values = (*OPTIONS.values(), SAMPLED, loading, *REQUEST_OPTIONS.values(), session.manifest)
     unprocessed = session.request((5, 6), GenerateOptions(3, plan="two-pass"))
     for value in (*values, unprocessed, *pieces, *result.tokens, result.stats, session.usage()):
         assert copied(value) == value
@@ -169,7 +154,6 @@ def test_options_and_parts_are_copied(session: Session, copied: Callable[[Any], 
 
 
 def test_vocabularies_and_detokenizers_are_pickled(session: Session):
-    """The tokenizers library has no pickles of the oldest protocol."""
     made = pickle.loads(pickle.dumps(session.vocabulary))
     assert made.all_bytes(320) == session.vocabulary.all_bytes(320)
     texts = Detokenizer(session.vocabulary, PROMPT)
@@ -185,7 +169,6 @@ OF_ONE_PROCESS: dict[str, Callable[[Session], Any]] = {
     "places": lambda session: session.reserve(1),
 }
 HOLDS_SUCH: dict[str, Callable[[Session], Any]] = {
-    "its template": lambda session: session.chat_template,
     "a constraint": lambda session: session.request((5,), OPTIONS["constraint"]),
     "bad words": lambda session: session.request((5,), OPTIONS["bad words"]),
 }

@@ -89,8 +89,6 @@ def tokenizer_and_grammars(request):
 
 
 def write_at_random(tokenizer_and_grammars, constraint: Constraint) -> tuple[list[int], str]:
-    """Return the tokens that a model writes which chooses among the allowed ones at random, and
-    their text."""
     tokenizer, grammars = tokenizer_and_grammars
     state, chance = grammars.start(constraint), random.Random(1)
     size = tokenizer.get_vocab_size() + 5

@@ -1,5 +1,3 @@
-"""Plans and cycles. Mask and positions are compared with a second definition of them."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -10,18 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.bundle.plan import (
+from pass_runtime.bundle.plan import PLAN_NAMES, make_plan
+from pass_runtime.bundle.window import (
     MAX_LOOKAHEAD,
-    MODES,
-    Plan,
     RowKind,
-    ar_plan,
-    bundle_plans,
-    draft_plan,
-    fused_plan,
-    make_cycle,
-    prefill_plan,
-    verify_plan,
+    Window,
+    ar_window,
+    bundle_windows,
+    draft_window,
+    fused_window,
+    prefill_window,
+    verify_window,
 )
 from pass_runtime.errors import PassError
 
@@ -30,96 +27,92 @@ LENGTHS = st.integers(1, MAX_LOOKAHEAD)
 
 
 @st.composite
-def any_plan(draw) -> Plan:
-    """Any number of drafts and any groups, fused shapes among them."""
+def any_window(draw) -> Window:
     drafts = draw(st.integers(0, 8))
     groups = draw(st.lists(st.integers(0, 6), max_size=drafts + 1))
-    return Plan("any", drafts, tuple(groups))
+    return Window("any", drafts, tuple(groups))
 
 
-def ancestors(plan: Plan, row: int) -> set[int]:
-    """Return the row and all rows above it in the window's tree."""
+def ancestors(window: Window, row: int) -> set[int]:
     seen = set()
     while row >= 0:
         seen.add(row)
-        row = plan.rows[row].parent
+        row = window.rows[row].parent
     return seen
 
 
-def group_rows(plan: Plan) -> list[range]:
-    """The row indices of each look-ahead group."""
-    starts = np.cumsum([1 + plan.drafts, *plan.groups])
-    return [range(a, a + size) for a, size in zip(starts, plan.groups, strict=False)]
+def group_rows(window: Window) -> list[range]:
+    starts = np.cumsum([1 + window.drafts, *window.groups])
+    return [range(a, a + size) for a, size in zip(starts, window.groups, strict=False)]
 
 
 @QUICK
-@given(plan=any_plan())
-def test_a_row_sees_itself_and_its_ancestors_only(plan):
-    mask = plan.window_mask
+@given(window=any_window())
+def test_a_row_sees_itself_and_its_ancestors_only(window):
+    mask = window.window_mask
     assert mask.dtype == np.bool_
-    assert mask.shape == (plan.width, plan.width)
-    for i in range(plan.width):
-        assert set(np.flatnonzero(mask[i])) == ancestors(plan, i)
+    assert mask.shape == (window.width, window.width)
+    for i in range(window.width):
+        assert set(np.flatnonzero(mask[i])) == ancestors(window, i)
 
 
 @QUICK
-@given(plan=any_plan())
-def test_a_rows_position_is_how_many_other_rows_it_sees(plan):
-    """This number is also the row's depth below the root."""
-    assert plan.row_position.dtype == np.int64
-    assert plan.row_position.tolist() == [row.depth for row in plan.rows]
-    assert plan.row_position.tolist() == (plan.window_mask.sum(1) - 1).tolist()
+@given(window=any_window())
+def test_a_rows_position_is_how_many_other_rows_it_sees(window):
+    assert window.row_position.dtype == np.int64
+    assert window.row_position.tolist() == [row.depth for row in window.rows]
+    assert window.row_position.tolist() == (window.window_mask.sum(1) - 1).tolist()
 
 
 @QUICK
-@given(plan=any_plan())
-def test_rows_stand_in_order_root_drafts_groups(plan):
-    kinds = [row.kind for row in plan.rows]
-    lookahead = [RowKind.LOOKAHEAD] * sum(plan.groups)
-    assert kinds == [RowKind.ROOT] + [RowKind.DRAFT] * plan.drafts + lookahead
-    assert plan.width == 1 + plan.drafts + sum(plan.groups)
-    assert plan.max_emitted == 1 + plan.drafts
-    assert plan.logit_rows.tolist() == list(range(plan.width))
-    assert all(row.parent < i for i, row in enumerate(plan.rows))
+@given(window=any_window())
+def test_rows_stand_in_order_root_drafts_groups(window):
+    kinds = [row.kind for row in window.rows]
+    lookahead = [RowKind.LOOKAHEAD] * sum(window.groups)
+    assert kinds == [RowKind.ROOT] + [RowKind.DRAFT] * window.drafts + lookahead
+    assert window.width == 1 + window.drafts + sum(window.groups)
+    assert window.max_emitted == 1 + window.drafts
+    assert window.logit_rows.tolist() == list(range(window.width))
+    assert all(row.parent < i for i, row in enumerate(window.rows))
 
 
 @QUICK
-@given(plan=any_plan())
-def test_drafts_are_a_causal_chain(plan):
+@given(window=any_window())
+def test_drafts_are_a_causal_chain(window):
     """Row i must be at position i, because accepted K/V stay where the row wrote them."""
-    chain = 1 + plan.drafts
-    assert np.array_equal(plan.window_mask[:chain, :chain], np.tri(chain, dtype=bool))
-    assert not plan.window_mask[:chain, chain:].any()
-    assert plan.row_position[:chain].tolist() == list(range(chain))
+    chain = 1 + window.drafts
+    assert np.array_equal(window.window_mask[:chain, :chain], np.tri(chain, dtype=bool))
+    assert not window.window_mask[:chain, chain:].any()
+    assert window.row_position[:chain].tolist() == list(range(chain))
 
 
 @QUICK
-@given(plan=any_plan())
-def test_a_group_sees_the_root_the_drafts_before_it_and_itself(plan):
-    for drafts, rows in enumerate(group_rows(plan)):
+@given(window=any_window())
+def test_a_group_sees_the_root_the_drafts_before_it_and_itself(window):
+    for drafts, rows in enumerate(group_rows(window)):
         for i, row in enumerate(rows):
-            seen = set(np.flatnonzero(plan.window_mask[row]))
+            seen = set(np.flatnonzero(window.window_mask[row]))
             assert seen == {*range(1 + drafts), *rows[: i + 1]}
-            assert plan.row_position[row] == drafts + 1 + i
+            assert window.row_position[row] == drafts + 1 + i
 
 
 @QUICK
-@given(plan=any_plan(), vocab=st.integers(1, 300_000))
-def test_lookahead_ids_of_every_group_count_from_the_end_of_the_vocabulary(plan, vocab):
-    ids = plan.lookahead_ids(vocab)
+@given(window=any_window(), vocab=st.integers(1, 300_000))
+def test_lookahead_ids_of_every_group_count_from_the_end_of_the_vocabulary(window, vocab):
+    ids = window.lookahead_ids(vocab)
     assert ids.dtype == np.int64
-    assert ids.tolist() == [vocab + i for rows in group_rows(plan) for i in range(len(rows))]
+    assert ids.tolist() == [vocab + i for rows in group_rows(window) for i in range(len(rows))]
 
 
 @QUICK
 @given(length=LENGTHS)
-def test_plans_have_the_rows_that_their_names_say(length):
-    assert ar_plan() == Plan("ar", 0, ())
-    assert draft_plan(length) == Plan(f"draft-{length}", 0, (length,))
-    assert verify_plan(length) == Plan(f"verify-{length}", length, ())
-    assert (draft_plan(length).max_emitted, verify_plan(length).max_emitted) == (1, length + 1)
-    assert prefill_plan(length).width == length
-    assert np.array_equal(prefill_plan(length).window_mask, np.tri(length, dtype=bool))
+def test_windows_have_the_rows_that_their_names_say(length):
+    assert ar_window() == Window("ar", 0, ())
+    assert draft_window(length) == Window(f"draft-{length}", 0, (length,))
+    assert verify_window(length) == Window(f"verify-{length}", length, ())
+    assert (draft_window(length).max_emitted, verify_window(length).max_emitted) == (1, length + 1)
+    assert prefill_window(length).width == length
+    assert np.array_equal(prefill_window(length).window_mask, np.tri(length, dtype=bool))
 
 
 @st.composite
@@ -131,58 +124,58 @@ def group_sizes(draw) -> list[int]:
 
 @QUICK
 @given(length=LENGTHS)
-def test_a_bundle_has_the_next_plan_and_the_tail_of_each_of_its_plans(length):
-    """The next plan verifies as many drafts as the plan can leave."""
-    plans = {plan.name: plan for plan in bundle_plans(length)}
-    assert set(plans) == {"ar"} | {
+def test_a_bundle_has_the_next_window_and_the_tail_of_each_window(length):
+    """The next window verifies as many drafts as the window can leave."""
+    windows = {window.name: window for window in bundle_windows(length)}
+    assert set(windows) == {"ar"} | {
         f"{kind}-{i}" for kind in ("draft", "verify", "fused") for i in range(1, length + 1)
     }
-    assert len(bundle_plans(length)) == len(plans)
-    for plan in plans.values():
-        assert plans[plan.next.name] == plan.next
-        depths = [plan.next_draft_depth(accepted) for accepted in range(plan.drafts + 1)]
-        assert plan.next.drafts == max(depths)
-        assert plans[plan.tail] == plan
+    assert len(bundle_windows(length)) == len(windows)
+    for window in windows.values():
+        assert windows[window.next.name] == window.next
+        counts = [window.next_drafts(accepted) for accepted in range(window.drafts + 1)]
+        assert window.next.drafts == max(counts)
+        assert windows[window.tail] == window
 
 
 @QUICK
 @given(length=LENGTHS)
-def test_cycles_repeat_and_are_in_the_bundle(length):
-    bundle = bundle_plans(length)
-    for mode in MODES:
-        cycle = make_cycle(mode, length)
-        assert cycle.depth == (0 if mode == "ar" else length)
-        for i, plan in enumerate(cycle.plans):
-            assert plan.next == cycle.plans[(i + 1) % len(cycle.plans)]
-            assert plan in bundle
+def test_plans_repeat_and_are_in_the_bundle(length):
+    bundle = bundle_windows(length)
+    for name in PLAN_NAMES:
+        plan = make_plan(name, length)
+        assert plan.drafts == (0 if name == "ar" else length)
+        for i, window in enumerate(plan.windows):
+            assert window.next == plan.windows[(i + 1) % len(plan.windows)]
+            assert window in bundle
 
 
 @QUICK
 @given(sizes=group_sizes())
 def test_a_group_stands_behind_every_prefix_of_the_drafts(sizes):
-    plan = fused_plan(sizes)
-    assert (plan.groups, plan.drafts) == (tuple(sizes), len(sizes) - 1)
-    assert plan.next == plan and plan.is_fused
-    assert plan.tail == f"fused-{plan.drafts}"
-    groups = group_rows(plan)
-    for accepted in range(plan.drafts + 1):
-        padding = [0] * (plan.drafts - plan.next_draft_depth(accepted))
-        assert plan.draft_rows[accepted].tolist() == [*groups[accepted], *padding]
-    full = make_cycle("fused", plan.drafts).plans[0]
-    assert (plan.name == full.name) == (plan == full)
-    assert make_cycle("fused:" + ",".join(map(str, sizes)), 1).plans == (plan,)
+    window = fused_window(sizes)
+    assert (window.groups, window.drafts) == (tuple(sizes), len(sizes) - 1)
+    assert window.next == window and window.is_fused
+    assert window.tail == f"fused-{window.drafts}"
+    groups = group_rows(window)
+    for accepted in range(window.drafts + 1):
+        padding = [0] * (window.drafts - window.next_drafts(accepted))
+        assert window.draft_rows[accepted].tolist() == [*groups[accepted], *padding]
+    full = make_plan("fused", window.drafts).windows[0]
+    assert (window.name == full.name) == (window == full)
+    assert make_plan("fused:" + ",".join(map(str, sizes)), 1).windows == (window,)
 
 
 @QUICK
 @given(sizes=group_sizes())
-def test_narrower_cycles_reach_less_far_until_they_are_plain(sizes):
-    cycle = make_cycle("fused:" + ",".join(map(str, sizes)), 1)
-    reach = [cycle.reach(cycle.plans[0])]
-    while cycle.depth:
-        assert cycle.plans[0].drafts == len(cycle.plans[0].groups) - 1
-        cycle = cycle.narrower()
-        reach.append(cycle.reach(cycle.plans[0]))
-    assert cycle.plans == (ar_plan(),)
+def test_narrower_plans_reach_less_far_until_they_are_plain(sizes):
+    plan = make_plan("fused:" + ",".join(map(str, sizes)), 1)
+    reach = [plan.reach(plan.windows[0])]
+    while plan.drafts:
+        assert plan.windows[0].drafts == len(plan.windows[0].groups) - 1
+        plan = plan.narrower()
+        reach.append(plan.reach(plan.windows[0]))
+    assert plan.windows == (ar_window(),)
     assert reach == sorted(set(reach), reverse=True)
 
 
@@ -192,24 +185,24 @@ def test_narrower_cycles_reach_less_far_until_they_are_plain(sizes):
 def test_impossible_groups_are_refused(shape):
     message = r"look-ahead must be 1 to 16|first group|must list group sizes"
     with pytest.raises(PassError, match=message):
-        make_cycle(f"fused:{shape}", 4)
+        make_plan(f"fused:{shape}", 4)
 
 
 def test_two_pass_alternates_draft_and_verify():
-    assert [plan.name for plan in make_cycle("two-pass", 3).plans] == ["draft-3", "verify-3"]
+    assert [window.name for window in make_plan("two-pass", 3).windows] == ["draft-3", "verify-3"]
 
 
 def test_no_lookahead_is_plain_decoding():
-    for mode in MODES:
-        assert (make_cycle(mode, 0).name, make_cycle(mode, 0).plans) == ("ar", (ar_plan(),))
+    for name in PLAN_NAMES:
+        assert (make_plan(name, 0).name, make_plan(name, 0).windows) == ("ar", (ar_window(),))
 
 
 @pytest.mark.parametrize(
     ("make", "length"),
     [
-        *product((draft_plan, verify_plan), (-1, 0, 17, 1000)),
-        # The cycle of look-ahead 0 is plain decoding (see above).
-        *product((partial(make_cycle, "two-pass"), partial(make_cycle, "fused")), (-1, 17, 1000)),
+        *product((draft_window, verify_window), (-1, 0, 17, 1000)),
+        # The plan of look-ahead 0 is plain decoding (see above).
+        *product((partial(make_plan, "two-pass"), partial(make_plan, "fused")), (-1, 17, 1000)),
     ],
 )
 def test_lookahead_out_of_range_is_refused(make, length):
@@ -217,8 +210,8 @@ def test_lookahead_out_of_range_is_refused(make, length):
         make(length)
 
 
-@pytest.mark.parametrize("mode", ["", "AR", "two_pass", "nothing"])
-def test_unknown_modes_are_refused_by_name_with_the_choice(mode):
+@pytest.mark.parametrize("name", ["", "AR", "two_pass", "nothing"])
+def test_unknown_plans_are_refused_by_name_with_the_choice(name):
     with pytest.raises(PassError, match="choose one of ar, two-pass, fused") as error:
-        make_cycle(mode, 3)
-    assert repr(mode) in str(error.value)
+        make_plan(name, 3)
+    assert repr(name) in str(error.value)

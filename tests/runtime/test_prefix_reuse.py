@@ -1,5 +1,3 @@
-"""`reuse_prefix`: the beginning of a prompt that a slot holds is not read again."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,12 +12,10 @@ from pass_runtime.session import GenerateOptions, load
 
 @pytest.fixture(scope="module")
 def session(tiny_bundle):
-    """The tiny model; only requests with `reuse_prefix` reuse what a slot has read."""
     return load(tiny_bundle, "cpu", threads=1, prefix_cache=False)
 
 
 def check_reuse(session, prompt: list[int], options: GenerateOptions, cached: int) -> None:
-    """Assert that `reuse_prefix` reuses `cached` tokens and changes no token of the text."""
     reused = session.generate_ids(prompt, replace(options, reuse_prefix=True)).result()
     fresh = session.generate_ids(prompt, options).result()
     assert (reused.stats.cached_tokens, fresh.stats.cached_tokens) == (cached, 0)
@@ -31,8 +27,6 @@ def check_reuse(session, prompt: list[int], options: GenerateOptions, cached: in
 @pytest.mark.parametrize("plan", ["ar", "two-pass"])
 @pytest.mark.parametrize("kept", [0, 1, 7, 19])
 def test_prefix_reuse_changes_no_token(session, plan, temperature, kept):
-    """The second prompt is the first, `kept` of its answer's 20 tokens, and something new. Whole
-    blocks of 16 tokens are reused."""
     prompt = list(range(20, 60))
     options = GenerateOptions(20, SamplingParams(temperature, seed=9), plan=plan, ignore_eos=True)
     answer = tokens_of(session, prompt, options)
@@ -61,16 +55,3 @@ def test_prefix_reuse_after_an_early_end_and_with_another_plan(session):
     assert running.result().finish_reason == "cancelled"
     options = GenerateOptions(15, plan="ar", ignore_eos=True)
     check_reuse(session, [*prompt[:35], 200, 201], options, cached=32)
-
-
-def test_prefix_reuse_finds_the_slot_that_holds_the_prefix(tiny_bundle):
-    """Of three slots, another request decodes in one, and one was never used."""
-    session, prompt = load(tiny_bundle, "cpu", threads=1, max_batch_size=3), list(range(20, 53))
-    running = session.generate_ids([5], GenerateOptions(700, plan="two-pass", ignore_eos=True))
-    next(running)
-    options = GenerateOptions(8, plan="two-pass", ignore_eos=True)
-    first = session.generate_ids(prompt, options).result()
-    second = session.generate_ids(prompt, replace(options, reuse_prefix=True)).result()
-    assert not running.done, "the tiny model has become quicker than this test"
-    assert (first.stats.cached_tokens, second.stats.cached_tokens) == (0, 32)
-    assert second.token_ids == first.token_ids

@@ -1,5 +1,3 @@
-"""tail.processors.onnx against its definition in numpy."""
-
 from __future__ import annotations
 
 from functools import lru_cache
@@ -13,8 +11,8 @@ from hypothesis import strategies as st
 from tail_runs import open_graph, run_graph
 
 from pass_exporter.bundle import write_processors
-from pass_exporter.tails.definitions import process_logits
-from pass_exporter.tails.processors import build_processors
+from pass_exporter.tails.outputs import build_processors
+from tail_definitions import process_logits
 
 
 @lru_cache

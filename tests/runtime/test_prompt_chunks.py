@@ -1,15 +1,10 @@
-"""The windows in which a prompt is read on a CPU: few, and of the wide ones at least three quarters
-are filled."""
-
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reciting import runner_of
+from reciting import engine_of
 
-from pass_runtime import GenerateOptions
-from pass_runtime.decode.runner import Runner
 from pass_runtime.session import Session, load
 
 
@@ -20,10 +15,9 @@ def session(tiny_bundle):
 
 
 def chunks(session: Session, tokens: int, limit: int | None = None) -> list[tuple[int, int]]:
-    """Return (tokens, width) of the windows in which `tokens` tokens of a prompt are read."""
     windows: list[tuple[int, int]] = []
     while (start := sum(count for count, _ in windows)) < tokens:
-        windows.append(runner_of(session)._chunk(start, tokens, limit))
+        windows.append(engine_of(session)._chunk(start, tokens, limit, scored=False))
     return windows
 
 
@@ -57,15 +51,3 @@ def test_only_the_last_window_is_padded_and_none_is_wider_than_the_limit(
     assert sum(count for count, _ in windows) == tokens
     assert all(count == width for count, width in windows[:-1])
     assert all(count <= width <= (limit or 256) for count, width in windows)
-
-
-@pytest.mark.parametrize("tokens", [2, 10, 16, 50])
-def test_a_prompt_read_token_by_token_gives_the_same_text(
-    tiny_bundle, session, tokens: int, monkeypatch
-):
-    prompt = list(range(30, 30 + tokens + 1))  # the last token is the root, which is not prefilled
-    options = GenerateOptions(8, plan="ar", ignore_eos=True)
-    written = session.generate(prompt, options).result().token_ids
-    monkeypatch.setattr(Runner, "_chunk", lambda *_: (1, 1))
-    with load(tiny_bundle, "cpu", threads=1) as one_by_one:
-        assert one_by_one.generate(prompt, options).result().token_ids == written

@@ -1,6 +1,3 @@
-"""Log-probabilities of a prompt's own tokens are those of plain passes, however the prompt is read,
-and no cached K/V stand in for reading it."""
-
 from __future__ import annotations
 
 import copy
@@ -9,13 +6,12 @@ import pickle
 
 import numpy as np
 import pytest
-from faulty import FaultyBackend, Fuse, session_of
-from reciting import runner_of
+from reciting import engine_of
 from test_logprobs import log_softmax
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, Session, load
-from pass_runtime.bundle.plan import ar_plan
-from pass_runtime.decode.runner import Runner
+from pass_runtime.bundle.window import ar_window
+from pass_runtime.decode.engine import Engine
 
 PROMPT = [2 + (i * 37 + i // 5) % 300 for i in range(150)]
 SCORED = GenerateOptions(0, prompt_logprobs=3)
@@ -37,7 +33,7 @@ def expected(session: Session) -> list[np.ndarray]:
     rows = []
     for i in range(1, len(PROMPT)):
         session.generate_ids(PROMPT[:i], GenerateOptions(1, plan="ar", ignore_eos=True)).result()
-        rows.append(log_softmax(session.backend.logits(ar_plan())[0, 0]))
+        rows.append(log_softmax(session.backend.logits(ar_window())[0, 0]))
     return rows
 
 
@@ -66,7 +62,7 @@ def test_the_size_of_the_pieces_changes_none(session, monkeypatch, width, count)
         return
     whole = values(session, PROMPT)
     monkeypatch.setattr(
-        Runner, "_chunk", lambda _, start, stop, *__: (min(count, stop - start), width)
+        Engine, "_chunk", lambda _, start, stop, *__, **___: (min(count, stop - start), width)
     )
     in_pieces = values(session, PROMPT)
     same = session.backend.capabilities.same_entries  # but for the rounding of the sum of V numbers
@@ -74,11 +70,10 @@ def test_the_size_of_the_pieces_changes_none(session, monkeypatch, width, count)
 
 
 def test_wide_windows_are_not_used_for_them(session):
-    """Their logits would take too much memory."""
-    runner = runner_of(session)
-    assert runner._chunk(0, 1000, None) == (256, 256)
-    assert runner._chunk(0, 1000, None, True) == (64, 64)
-    assert runner._chunk(0, 1000, 16, True) == (16, 16)
+    chunk = engine_of(session)._chunk
+    assert chunk(0, 1000, None, scored=False) == (256, 256)
+    assert chunk(0, 1000, None, scored=True) == (64, 64)
+    assert chunk(0, 1000, 16, scored=True) == (16, 16)
 
 
 def test_no_cached_entries_stand_in_for_the_prompt(session):
@@ -166,16 +161,3 @@ def test_results_with_them_are_json_and_can_be_pickled(session):
     for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
         assert again.prompt_logprobs == result.prompt_logprobs
     assert "prompt_logprobs" not in session.generate(PROMPT, PLAIN).result().as_dict()
-
-
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_piece_that_fails_ends_its_request_alone(random_bundle, at):
-    backend = FaultyBackend(random_bundle)
-    session = session_of(backend)
-    backend.fuses["prefill"] = Fuse(RuntimeError("broken"), at)
-    failing, other = session.generate(PROMPT, SCORED), session.generate([5, 6], PLAIN)
-    with pytest.raises(RuntimeError, match="broken"):
-        failing.result()
-    assert other.result().finish_reason == "length"
-    assert len(values(session, PROMPT)) == len(PROMPT) - 1
-    session.close()

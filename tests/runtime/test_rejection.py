@@ -1,5 +1,3 @@
-"""The rejection rule writes tokens distributed as direct samples; wrong rules are detected."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -10,7 +8,7 @@ from tail_runs import open_graph, run_graph
 
 import pass_exporter.tails.rejection as rejection
 from pass_runtime.bundle.noise import STREAMS, noise_offsets
-from pass_runtime.bundle.plan import Plan, draft_plan, fused_plan, verify_plan
+from pass_runtime.bundle.window import Window, draft_window, fused_window, verify_window
 
 VOCAB, REQUESTS = 12, 200_000
 SIGNIFICANCE = 1e-4
@@ -23,15 +21,14 @@ CASES = {"plain": (0, 1.0, 0.0), "top-k and top-p": (5, 0.9, 0.0), "min-p": (0, 
 """top-k, top-p and min-p of a request."""
 
 
-def run(plan: Plan, case: str, feed: dict) -> dict[str, np.ndarray]:
+def run(window: Window, case: str, feed: dict) -> dict[str, np.ndarray]:
     sampler = "sample" if case == "plain" else "truncated"
-    return run_graph(open_graph(rejection.build_rejection_tail(plan, sampler, VOCAB)), feed)
+    return run_graph(open_graph(rejection.build_rejection_tail(window, sampler, VOCAB)), feed)
 
 
 def probabilities(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> np.ndarray:
-    """Return [V], by definition: temperature first, then top-k, then top-p, then min-p."""
     p = np.exp(logits.astype(np.float64) / temperature)
     order = np.argsort(-p)
     kept = order[: top_k or VOCAB]
@@ -44,10 +41,6 @@ def probabilities(
 
 
 def request(case: str, shared_stream: bool = False) -> dict:
-    """Return the inputs of a batch of REQUESTS requests, each with its own noise.
-
-    shared_stream: a wrong case, in which drafts use the noise of the model's tokens.
-    """
     top_k, top_p, min_p = CASES[case]
     positions = np.arange(REQUESTS * 9, dtype=np.int64)
     streams = {name: noise_offsets(1, positions, name).reshape(REQUESTS, 9, 2) for name in STREAMS}
@@ -70,16 +63,14 @@ def rows(*logits: np.ndarray) -> np.ndarray:
 def two_pass(
     case: str, draft: np.ndarray = DRAFT, *, shared_stream: bool = False
 ) -> tuple[dict, dict]:
-    """Return the outputs of a draft pass and of the verify pass that follows it."""
     feed = request(case, shared_stream)
-    first = run(draft_plan(2), case, feed | {"logits": rows(TARGET[0], *draft)})
+    first = run(draft_window(2), case, feed | {"logits": rows(TARGET[0], *draft)})
     feed |= {"logits": rows(TARGET[1], TARGET[2], TARGET[2]), "input_ids": first["next_ids"]}
     feed |= {"draft_probs": first["next_draft_probs"], "length": first["next_length"]}
-    return first, run(verify_plan(2), case, feed)
+    return first, run(verify_window(2), case, feed)
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
-    """Return that of a chi-square test of token counts. No token of probability 0 may occur."""
     counts = np.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
     kept = expected > 0
@@ -107,7 +98,6 @@ def test_tokens_are_distributed_as_direct_samples(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_are_accepted_as_often_as_can_be(case):
-    """With probability sum_i min(p_i, q_i), which no rule exceeds."""
     _, second = two_pass(case)
     p, q = expected(TARGET[1], case), expected(DRAFT[0], case)
     max_rate = float(np.minimum(p, q).sum())
@@ -125,7 +115,6 @@ def test_every_draft_of_the_models_own_distribution_is_accepted():
 
 @pytest.mark.slow
 def test_resampling_from_p_is_caught(monkeypatch):
-    """A wrong rule: after a rejected draft, it samples from p, not the positive part of p - q."""
     monkeypatch.setattr(rejection, "residual", lambda _op, p, _q: p)
     _, second = two_pass("plain")
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) < SIGNIFICANCE
@@ -140,20 +129,20 @@ def test_a_stream_shared_by_drafting_and_resampling_is_caught():
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [(2, 2, 2), (2, 1, 0)])
 def test_a_fused_pass_verifies_the_drafts_of_the_pass_before(groups):
-    plan = fused_plan(groups)
-    constants = {"draft_rows": plan.draft_rows, "lookahead_ids": plan.lookahead_ids(VOCAB)}
+    window = fused_window(groups)
+    constants = {"draft_rows": window.draft_rows, "lookahead_ids": window.lookahead_ids(VOCAB)}
     feed = request("plain") | constants
     missing = np.full((REQUESTS, 2), VOCAB)
     roots, lookahead = np.ones((REQUESTS, 1)), np.ones((REQUESTS, sum(groups)))
-    window = np.concatenate([roots, missing, lookahead], 1).astype(np.int64)
+    ids = np.concatenate([roots, missing, lookahead], 1).astype(np.int64)
     groups_logits = [DRAFT[i] for size in groups for i in range(size)]
-    feed |= {"logits": rows(TARGET[0], TARGET[1], TARGET[2], *groups_logits), "input_ids": window}
-    first = run(plan, "plain", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
+    feed |= {"logits": rows(TARGET[0], TARGET[1], TARGET[2], *groups_logits), "input_ids": ids}
+    first = run(window, "plain", feed | {"draft_probs": np.zeros((REQUESTS, 2, VOCAB), np.float32)})
     assert (first["count"] == 1).all(), "a missing draft is never accepted"
     assert p_value(first["emitted"][:, 0], expected(TARGET[0], "plain")) > SIGNIFICANCE
     feed["logits"] = rows(TARGET[1], TARGET[2], TARGET[2], *groups_logits)
     feed |= {"draft_probs": first["next_draft_probs"], "length": first["next_length"]}
-    second = run(plan, "plain", feed | {"input_ids": first["next_ids"]})
+    second = run(window, "plain", feed | {"input_ids": first["next_ids"]})
     assert p_value(second["emitted"][:, 0], expected(TARGET[1], "plain")) > SIGNIFICANCE
     accepted = second["count"] > 1
     assert p_value(second["emitted"][accepted, 1], expected(TARGET[2], "plain")) > SIGNIFICANCE
@@ -164,7 +153,9 @@ def test_a_fused_pass_verifies_the_drafts_of_the_pass_before(groups):
 
 
 @pytest.mark.parametrize(
-    "plan", [draft_plan(2), verify_plan(2), fused_plan((2, 2, 2))], ids=lambda plan: plan.name
+    "window",
+    [draft_window(2), verify_window(2), fused_window((2, 2, 2))],
+    ids=lambda window: window.name,
 )
-def test_outputs_may_lie_in_the_memory_of_the_inputs(plan):
-    assert not late_readers(rejection.build_rejection_tail(plan, "sample", VOCAB).graph)
+def test_outputs_may_lie_in_the_memory_of_the_inputs(window):
+    assert not late_readers(rejection.build_rejection_tail(window, "sample", VOCAB).graph)

@@ -1,5 +1,5 @@
 """A bundle is replaced, removed or written into while a session is open: the session goes on with
-what it opened, or ends with an error that says so. No text mixes two models."""
+what it opened, or ends with an error that says so."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ def test_requests_under_way_end_with_the_session(bundle: Path, session: Session)
 def test_graphs_may_be_written_over(
     bundle: Path, session: Session, expected: list[list[int]], subset_bundle: Path
 ):
-    """They were read into memory."""
     for path in subset_bundle.glob("*.onnx"):
         shutil.copyfile(path, bundle / path.name)
     assert [tokens(session, options) for options in LATER] == expected

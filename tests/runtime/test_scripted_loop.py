@@ -1,5 +1,3 @@
-"""The decoding loop around a scripted model: acceptance counted by hand; drafts change no text."""
-
 from __future__ import annotations
 
 import time
@@ -8,12 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reciting import EOS, plans_run, recited, reciting_session, right_unless, words, wrong
-from scripted import ScriptedBackend
+from reciting import (
+    EOS,
+    ScriptedBackend,
+    recited,
+    reciting_session,
+    right_unless,
+    windows_run,
+    words,
+    wrong,
+)
 
-from pass_runtime.bundle.plan import RowKind
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.window import RowKind
 from pass_runtime.errors import PassError
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session, read_tokenizer
@@ -31,7 +37,6 @@ def options(
 
 
 def run(session: Session, prompt: list[int], request: GenerateOptions):
-    """Return the stream of a request after reading it; no piece may be empty."""
     stream = session.generate_ids(prompt, request)
     for tokens in stream:
         assert tokens
@@ -39,32 +44,7 @@ def run(session: Session, prompt: list[int], request: GenerateOptions):
 
 
 @pytest.mark.parametrize("lookahead", LENGTHS)
-def test_figures_if_all_drafts_are_right(tiny_bundle, lookahead):
-    """A cycle writes 1 token in the draft pass, then L accepted drafts and the bonus token."""
-    cycles, tokens = 5, 5 * (lookahead + 2)
-    stream = run(reciting_session(tiny_bundle), [7, 8, 9], options(tokens, lookahead))
-    stats = stream.stats
-    assert stream.token_ids == recited(3, tokens)
-    assert stats.passes == 2 * cycles
-    assert stats.tau == (1 + lookahead + 1) / 2
-    assert stats.draft_acceptance_rate == 1
-    assert stats.acceptance_per_position == [1] * lookahead
-    assert stats.acceptance_histogram == [0] * lookahead + [cycles]
-    assert stats.mean_acceptance_length == lookahead + 1
-
-
-@pytest.mark.parametrize("lookahead", LENGTHS)
-def test_figures_if_all_drafts_are_wrong(tiny_bundle, lookahead):
-    stream = run(reciting_session(tiny_bundle, drafter=wrong), [7, 8, 9], options(20, lookahead))
-    assert stream.token_ids == recited(3, 20)
-    assert stream.stats.tau == 1
-    assert stream.stats.accepted == 0
-    assert stream.stats.acceptance_histogram == [10] + [0] * lookahead
-
-
-@pytest.mark.parametrize("lookahead", LENGTHS)
 def test_figures_of_fused_passes_if_all_drafts_are_right_or_all_are_wrong(tiny_bundle, lookahead):
-    """The first pass has no drafts yet; every other writes L right drafts and the bonus token."""
     passes = 6
     tokens = 1 + (passes - 1) * (lookahead + 1)
     request = GenerateOptions(tokens, plan="fused", lookahead=lookahead)
@@ -95,18 +75,16 @@ def test_a_pass_leaves_as_many_drafts_as_the_group_after_its_last_draft(tiny_bun
     assert stream.stats.drafted == stream.stats.accepted == sum(emitted) - len(emitted)
 
 
-@pytest.mark.parametrize("mode", ["fused", "two-pass"])
+@pytest.mark.parametrize("plan", ["fused", "two-pass"])
 @pytest.mark.parametrize("draft", ["ngram", "both"])
-def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
-    """Nine tokens repeat: if the prompt holds them, every n-gram draft is right."""
-
+def test_repetitive_text_is_drafted_from_itself(tiny_bundle, plan, draft):
     def repeating(position: int) -> int:
         return 10 + position % 9
 
     session = reciting_session(tiny_bundle, target=repeating, drafter=wrong)
-    stream = run(session, [9], GenerateOptions(200, plan=mode, draft=draft))
+    stream = run(session, [9], GenerateOptions(200, plan=plan, draft=draft))
     assert stream.token_ids == [repeating(position) for position in range(1, 201)]
-    prompt, request = [*map(repeating, range(60))], GenerateOptions(70, plan=mode, draft=draft)
+    prompt, request = [*map(repeating, range(60))], GenerateOptions(70, plan=plan, draft=draft)
     assert [len(tokens) for tokens in session.generate_ids(prompt, request)] == [7] * 10
 
 
@@ -120,6 +98,8 @@ def test_repetitive_text_is_drafted_from_itself(tiny_bundle, mode, draft):
         # right at every third position only: r = 0, 2, 4, 7, 10, ...
         (2, lambda p: p % 3 != 0, [0, 0, 1, 1, 1]),
         (5, lambda p: p == 9, [5, 0, 5, 5]),  # r = 0, 7, 9, 16
+        *((lookahead, lambda p: False, [lookahead] * 5) for lookahead in LENGTHS),
+        *((lookahead, lambda p: True, [0] * 10) for lookahead in LENGTHS),
     ],
 )
 def test_figures_if_drafts_are_right_at_some_positions(tiny_bundle, lookahead, misses, accepted):
@@ -145,16 +125,13 @@ def test_wrong_drafts_change_no_text(tiny_bundle, temperature, misses, lookahead
 
 
 class BlurredBackend(ScriptedBackend):
-    """Has random logits at each position. Those of look-ahead rows are the same but for `blur`, the
-    standard deviation of what is added, so that drafts are often right."""
-
     blur = 0.0
 
-    def run_trunk(self, plan, batch):
+    def run_trunk(self, window, batch):
         (length,) = self.buffers.read("length", (batch,), np.int64).tolist()
         vocab = self.capabilities.vocab_size
-        logits = np.empty((plan.width, vocab), np.float32)
-        for i, row in enumerate(plan.rows):
+        logits = np.empty((window.width, vocab), np.float32)
+        for i, row in enumerate(window.rows):
             random = np.random.default_rng(length + row.depth)
             logits[i] = random.normal(0, 2, vocab)
             if row.kind is RowKind.LOOKAHEAD:
@@ -206,7 +183,6 @@ def test_end_of_sequence_drops_what_follows_it_in_its_window(tiny_bundle, end, t
 
 @pytest.mark.parametrize("tokens", range(1, 9))
 def test_max_new_tokens_drops_what_follows_in_the_window_an_end_too(tiny_bundle, tokens):
-    """The end of the sequence is at position 5, the fourth new token."""
     session = reciting_session(
         tiny_bundle, lambda position: EOS if position == 5 else words(position)
     )
@@ -225,7 +201,7 @@ def test_max_new_tokens_drops_what_follows_in_the_window_an_end_too(tiny_bundle,
 )
 def test_each_pass_writes_a_piece_and_lookahead_0_is_plain(tiny_bundle, lookahead, plans, sizes):
     session = reciting_session(tiny_bundle)
-    names = plans_run(session)
+    names = windows_run(session)
     stream = session.generate_ids([5], options(sum(sizes), lookahead))
     assert [len(piece) for piece in stream] == sizes
     assert names == plans
@@ -251,7 +227,6 @@ def test_every_request_begins_with_a_draft_pass(tiny_bundle):
 
 
 def test_decoding_time_is_split_between_engine_and_host(tiny_bundle, monkeypatch):
-    """The engine also reads the long prompt of another request; the host turns tokens into text."""
     session = reciting_session(tiny_bundle, slots=2)
     monkeypatch.setattr(session.backend, "run", _delayed(0.004, session.backend.run))
     monkeypatch.setattr(session.backend, "prefill", _delayed(0.050, session.backend.prefill))
@@ -266,5 +241,4 @@ def test_decoding_time_is_split_between_engine_and_host(tiny_bundle, monkeypatch
 
 
 def _delayed(seconds: float, call):
-    """Return a function that waits before it does what `call` does."""
     return lambda *arguments: time.sleep(seconds) or call(*arguments)

@@ -1,5 +1,3 @@
-"""Sessions: places in the queue, closing, and what a session refuses."""
-
 from __future__ import annotations
 
 import pytest
@@ -30,7 +28,6 @@ def test_a_full_queue_refuses_requests_until_some_have_begun(held):
 
 
 def test_reserved_places_are_taken(held):
-    """One slot and a queue of two are three places, of which two are reserved."""
     session = held.session
     with session.reserve(2):
         first = session.generate_ids([5], TWO_PASS)
@@ -73,7 +70,6 @@ def test_a_forgotten_reservation_frees_its_places(held):
 
 
 def test_a_place_is_free_when_the_end_is_read(tiny_bundle):
-    """There are two places, one slot and a queue of one; the next request takes one of them."""
     session = reciting_session(tiny_bundle, max_queue=1)
     running = session.generate_ids([5], GenerateOptions(2, plan="ar"))
     for _ in range(300):
@@ -89,7 +85,7 @@ def test_a_cancelled_request_leaves_the_queue(held):
     assert held.begun.wait(20)
     first, second = (session.generate_ids([5, 6], TWO_PASS) for _ in range(2))
     second.cancel()
-    session._worker._scheduler._drop_cancelled()
+    session._engine._end_cancelled()
     assert (second.done, first.done) == (True, False)
     third = session.generate_ids([5, 6, 7], TWO_PASS)
     held.go.set()

@@ -1,31 +1,26 @@
-"""Several texts behind one prompt: it is read once, and each text is what it would be alone."""
-
 from __future__ import annotations
 
 import pytest
-from reciting import ENDLESS, HeldSession, assert_idle, runner_of
+from reciting import ENDLESS, assert_idle, engine_of
 
-from pass_runtime import GenerateOptions, QueueFull, SamplingParams
+from pass_runtime import GenerateOptions, SamplingParams
 from pass_runtime.session import load
 
 PROMPT = list(range(20, 130))  # more than a chunk
 
 
 def options_of(texts: int, plan: str = "two-pass") -> list[GenerateOptions]:
-    """Return the options of texts that differ in their seed."""
     samplings = (SamplingParams(0.9, seed=7 + i) for i in range(texts))
     return [GenerateOptions(12, sampling, plan=plan, ignore_eos=True) for sampling in samplings]
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_bundle):
-    """The tokens of five texts, each decoded alone."""
     with load(tiny_bundle, "cpu", threads=1) as session:
         return [session.generate(PROMPT, options).result().token_ids for options in options_of(5)]
 
 
 def watched_session(bundle, slots: int):
-    """Return a session and a list to which every chunk appends its number of tokens."""
     session = load(bundle, "cpu", threads=1, max_batch_size=slots)
     chunk_lengths, prefill = [], session.backend.prefill
 
@@ -54,7 +49,6 @@ def test_one_prompt_is_read_once(tiny_bundle, expected, slots, plan):
 
 
 def test_a_shared_prompt_is_read_while_others_decode(tiny_bundle, expected):
-    """The prompt is then read in chunks, between which other requests begin."""
     session, chunk_lengths = watched_session(tiny_bundle, 4)
     with session:
         running = session.generate([5, 6, 7], ENDLESS)
@@ -76,7 +70,6 @@ def test_a_shared_prompt_is_read_while_others_decode(tiny_bundle, expected):
 def test_if_the_request_that_reads_the_prompt_is_cancelled_the_next_reads_on(
     tiny_bundle, expected, chunk
 ):
-    """chunk: during which chunk of the prompt it is cancelled."""
     session, chunk_lengths = watched_session(tiny_bundle, 3)
     with session:
         running = session.generate([3, 4], ENDLESS)  # so that the prompt is read in chunks
@@ -86,7 +79,7 @@ def test_if_the_request_that_reads_the_prompt_is_cancelled_the_next_reads_on(
         def cancel_and_prefill(slot, *arguments):
             slots.append(slot)
             if len(slots) == chunk:
-                runner_of(session).slots[slot].sequence.cancelled = True
+                engine_of(session).slots[slot].sequence.cancelled = True
             prefill(slot, *arguments)
 
         session.backend.prefill = cancel_and_prefill  # type: ignore[method-assign]
@@ -112,17 +105,3 @@ def test_a_failed_read_of_the_prompt_fails_its_request_only(tiny_bundle, expecte
         with pytest.raises(RuntimeError, match="broken"):
             first.result()
         assert [stream.result().token_ids for stream in others] == expected[1:3]
-
-
-def test_either_all_texts_are_queued_or_none(tiny_bundle):
-    with HeldSession(tiny_bundle) as held:
-        session = held.session
-        running = session.generate([5], ENDLESS)
-        assert held.begun.wait(20)
-        with pytest.raises(QueueFull):
-            session.generate_all([5], options_of(3))
-        running.cancel()
-        held.go.set()
-        running.result()
-        assert session.generate([5], options_of(1)[0]).result(20).finish_reason == "length"
-        assert_idle(session)

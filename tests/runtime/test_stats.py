@@ -1,5 +1,3 @@
-"""The figures of a request, compared with numbers counted by hand."""
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,6 @@ from pass_runtime.decode.stats import Stats
 
 
 def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
-    """Return the figures of two-pass cycles, whose verify passes accept so many drafts."""
     stats = Stats(plan="two-pass", lookahead=lookahead)
     for count in accepted:
         stats.record(0, 1)
@@ -20,7 +17,7 @@ def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
     return stats
 
 
-def test_figures_of_two_pass_cycles():
+def test_figures_of_two_pass_plans():
     stats = two_pass_stats([4, 0, 2, 2, 1])
     assert stats.passes == 10
     assert stats.steps == 5
@@ -69,7 +66,6 @@ def test_figures_before_the_first_pass_are_0():
 
 
 def test_tokens_after_a_stop_string_do_not_count_in_tokens_per_second():
-    """They are emitted and then dropped."""
     stats = two_pass_stats([4])
     stats.generated_tokens, stats.decode_seconds = 3, 0.5
     assert stats.emitted == 6

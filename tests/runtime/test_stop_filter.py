@@ -1,5 +1,3 @@
-"""StopFilter removes exactly the stop strings from text that comes in pieces of any length."""
-
 from __future__ import annotations
 
 import itertools
@@ -20,13 +18,11 @@ STOPS = st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3)
 
 
 def chunked(text: str, cuts: list[int]) -> list[str]:
-    """Return the pieces of a text that is cut at some positions."""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def run_filter(pieces: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    """Return the text that is shown, piece by piece, and the stop that ended it."""
     filter_, shown = StopFilter(stops), []
     for piece in pieces:
         text, stop = filter_.push(piece)
@@ -51,7 +47,6 @@ def test_the_text_before_the_earliest_stop_is_shown(text, stops, cuts):
 @QUICK
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
 def test_the_text_does_not_depend_on_the_pieces(text, stops, cuts):
-    """Here, one stop may be inside another."""
     shown, _ = run_filter(chunked(text, cuts), stops)
     shown_by_characters, _ = run_filter(list(text), stops)
     assert "".join(shown) == "".join(shown_by_characters)
@@ -124,8 +119,6 @@ def test_a_stop_that_is_complete_within_the_first_characters_is_text(text, stops
 
 
 class CountedLookups(dict):
-    """Transitions of an automaton that count how often one is looked up."""
-
     lookups = 0
 
     def get(self, *key):
@@ -136,7 +129,6 @@ class CountedLookups(dict):
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("length", [4, 58_000])
 def test_each_character_costs_at_most_two_lookups_whatever_the_stops(monkeypatch, count, length):
-    """In this text, long beginnings of all stops, which are spaces, turn out not to be stops."""
     stops = [" " * length + chr(ord("a") + i) for i in range(count)]
     automaton = Automaton(stops)
     automaton._next = transitions = CountedLookups(automaton._next)
@@ -149,7 +141,6 @@ def test_each_character_costs_at_most_two_lookups_whatever_the_stops(monkeypatch
 
 
 def test_an_automaton_is_made_with_two_lookups_a_character(monkeypatch):
-    """Even of words whose ends are beginnings of other words."""
     lookups = []
     step = Automaton.step
 

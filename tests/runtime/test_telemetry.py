@@ -34,7 +34,6 @@ ENTRY_POINTS = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of no_network.c."""
     if (compiler := shutil.which("cc") or shutil.which("c++")) is None:
         pytest.skip("NOT TESTED: look-ups of hosts, which need a C compiler")
     path = tmp_path_factory.mktemp("library") / "no_network.so"
@@ -45,7 +44,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reporting(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip the tests with versions of ONNX Runtime that report nothing, as those before 1.29."""
     home = Home(tmp_path_factory.mktemp("reporting"))
     home.stderr_of(command("import", BUNDLE=tiny_bundle), **{SETTING: "0"})
     if not any("Microsoft" in str(path) for path in home.content):
@@ -53,7 +51,6 @@ def reporting(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> No
 
 
 def command(name: str, **values: object) -> list[object]:
-    """Return the command of an entry point. values: those of the names in its arguments."""
     return [sys.executable, *(values.get(each, each) for each in ENTRY_POINTS[name])]
 
 
@@ -119,7 +116,6 @@ def imports_before(source: str, wanted: str) -> list[str]:
 
 @pytest.mark.parametrize("package", ["onnxruntime", "onnxruntime_genai"])
 def test_who_imports_onnx_runtime_has_turned_its_telemetry_off(package: str):
-    """`pass_runtime` does it when it is imported, and nothing else needs to."""
     paths = [
         path
         for folder in ("exporter", "runtime", "scripts")

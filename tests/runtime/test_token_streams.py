@@ -1,5 +1,3 @@
-"""Streams of tokens: cancelling, reading on, timeouts, and several readers of one stream."""
-
 from __future__ import annotations
 
 import asyncio
@@ -93,28 +91,6 @@ def test_streams_may_be_read_piece_by_piece_in_turns(tiny_bundle, slots):
     assert texts == [recited(i + 1, 12) for i in range(4)]
 
 
-def test_two_generations_in_one_event_loop(tiny_bundle):
-    session, order = reciting_session(tiny_bundle, slots=2), []
-
-    async def read(prompt_length: int):
-        options = GenerateOptions(200, plan="ar", ignore_eos=True)
-        stream = session.generate_ids([5] * prompt_length, options)
-        async for piece in stream:
-            order.append(prompt_length)
-            assert len(piece) == 1
-        return stream
-
-    async def read_both():
-        return await asyncio.gather(read(1), read(2))
-
-    streams = asyncio.run(read_both())
-    assert [stream.token_ids for stream in streams] == [recited(1, 200), recited(2, 200)]
-    read_one_after_the_other = (sorted(order), sorted(order, reverse=True))
-    assert order not in read_one_after_the_other
-    with pytest.raises(PassError, match="read to its end"):
-        asyncio.run(first_of(streams[0]))
-
-
 def test_result_raises_after_its_timeout_and_can_be_called_again(held):
     stream = held.session.generate([5], TWO_PASS)
     started = time.monotonic()
@@ -139,8 +115,6 @@ def test_tokens_written_before_a_timeout_are_read(tiny_bundle):
 
 
 def start_reader(stream: TokenStream, reader: str) -> tuple[threading.Thread, list[int]]:
-    """Start a thread that iterates the stream: itself, or in an asyncio task if reader is "task".
-    Return the thread and the list to which it adds the tokens."""
     tokens: list[int] = []
 
     async def read() -> None:
@@ -185,7 +159,6 @@ def test_a_second_reader_is_refused_and_the_first_gets_everything(held, first):
 
 @pytest.mark.parametrize("reader", ["thread", "task"])
 def test_result_and_a_reader_in_another_thread_both_see_the_end(tiny_bundle, reader):
-    """Whichever of them takes it. Every token is read once, in order."""
     session = reciting_session(tiny_bundle)
     for _ in range(20):
         stream = session.generate_ids([5], GenerateOptions(60, plan="ar", ignore_eos=True))

@@ -1,9 +1,7 @@
-"""CUDA graphs of passes on TensorRT engines (fake ones), errors of the library and of CUDA, and the
-cache of compiled kernels."""
-
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import engine_sessions
@@ -21,11 +19,11 @@ from engine_sessions import (
 from fake_cuda import FakeCuda
 from fake_tensorrt import FakeContext, FakeRuntimeCache
 
-from pass_runtime import GenerateOptions
-from pass_runtime.backends.base import PassKind
+from pass_runtime import Constraint, GenerateOptions, SamplingParams
+from pass_runtime.backends.base import Batch
 from pass_runtime.backends.cuda import DEVICE_LOST_ERRORS, Cuda
 from pass_runtime.backends.trt.backend import RUNTIME_CACHE_FILE
-from pass_runtime.bundle.plan import ar_plan
+from pass_runtime.bundle.window import ar_window
 from pass_runtime.errors import PassError
 
 gpu = engine_sessions.gpu
@@ -53,6 +51,24 @@ def test_batches_that_take_turns_are_replayed(gpu: Gpu):
         assert gpu.cuda.launches > 50
 
 
+def test_requests_with_and_without_processors_in_a_batch(gpu: Gpu):
+    changes = [
+        {"constraint": Constraint(regex="[a-z ]{4,60}"), "ignore_eos": False},
+        {"sampling": SamplingParams(0.9, seed=3, frequency_penalty=0.8, repetition_penalty=1.2)},
+        {"draft": "both", "logprobs": 2},
+        {"sampling": SamplingParams(logit_bias={5: 3.0, 9: -4.0}), "bad_words": ("the",)},
+    ]
+    batch = [
+        (prompt, replace(options, plan="fused", **change))
+        for (prompt, options), change in zip(REQUESTS[:4], changes, strict=True)
+    ]
+    with gpu.open(max_batch_size=SLOTS) as session:
+        for _ in range(2):
+            for request, stream in zip(batch, submit_together(session, batch), strict=True):
+                assert_cpu_writes(gpu.bundle, request, stream.result().token_ids)
+        assert not session.backend.uncaptured and gpu.cuda.captures
+
+
 def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch):
     """A larger block takes its place if an engine that is loaded later needs more."""
     blocks: list[tuple[int, int]] = []  # (address, size), for each context
@@ -77,7 +93,6 @@ def test_all_engines_share_one_block_of_scratch_memory(gpu: Gpu, monkeypatch):
     "function", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"]
 )
 def test_a_failed_capture_fails_no_request(gpu: Gpu, function: str, caplog):
-    """Every program logs it once, and runs without a graph."""
     with gpu.open(max_batch_size=SLOTS) as session:
         gpu.cuda.fail_capture = function
         for _ in range(3):
@@ -112,7 +127,6 @@ def test_a_device_error_in_a_capture_closes_the_session(gpu: Gpu, monkeypatch):
 
 
 def test_the_messages_of_a_library_that_refuses_a_call_are_logged(gpu: Gpu, caplog):
-    """Its error is also part of the PassError. functions: what the PassError says of each."""
     functions = {
         "deserialize_cuda_engine": "cannot be loaded",
         "create_execution_context": "gets no execution context",
@@ -189,15 +203,15 @@ def test_the_host_waits_for_the_device_once_in_each_pass(gpu: Gpu, monkeypatch):
 
     monkeypatch.setattr(FakeCuda, "cudaStreamSynchronize", recorded)
     with gpu.open(max_batch_size=SLOTS) as session:
-        backend, kind = session.backend, PassKind(ar_plan(), SLOTS, "greedy")
+        backend, kind = session.backend, Batch(ar_window(), SLOTS, "greedy")
         backend.resize(512, [0] * SLOTS)
         for slot in range(SLOTS):
             backend.set_sampling(slot, SAMPLINGS[0])
 
         def run_after(root: int) -> list[list[int]]:
             for slot in range(SLOTS):
-                backend.stage(slot, ar_plan(), 5 + slot, root + slot)
-            return backend.run(kind)
+                backend.stage(slot, ar_window(), 5 + slot, root + slot)
+            return backend.run(kind).tokens
 
         first = run_after(7)
         for _ in range(3):
@@ -205,7 +219,7 @@ def test_the_host_waits_for_the_device_once_in_each_pass(gpu: Gpu, monkeypatch):
         waits.clear()
         assert run_after(7) == first and len(waits) == 1
         assert run_after(90) != first and len(waits) == 2
-        backend.logits(ar_plan(), SLOTS)
+        backend.logits(ar_window(), SLOTS)
         assert len(waits) == 3
 
 
@@ -236,7 +250,6 @@ class TestRuntimeCache:
         return path
 
     def count_compiled(self, gpu: Gpu) -> int:
-        """Return how many kernels a new session compiles."""
         gpu.trt.compiled = 0
         with gpu.open() as session:
             run_prompt(session, plan="two-pass")

@@ -1,5 +1,3 @@
-"""Top-k, top-p and min-p keep the tokens that transformers keeps, in numpy and in the graph."""
-
 from __future__ import annotations
 
 from functools import lru_cache
@@ -22,8 +20,7 @@ from pass_exporter.tails.sampler import SamplerNodes
 from pass_exporter.tails.tape import GraphTape
 from pass_exporter.tails.truncation import FIRST_CANDIDATES
 from pass_runtime.bundle.reference import kept_tokens
-from pass_runtime.bundle.request_fields import MAX_CANDIDATES
-from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.sampling import MAX_CANDIDATES, SamplingParams
 
 ROWS = 3
 ROUNDING = 1e-5
@@ -40,7 +37,6 @@ def weights_session(vocab: int, normalized: bool) -> ort.InferenceSession:
 def graph_weights(
     logits: np.ndarray, params: list[SamplingParams], *, normalized: bool = False
 ) -> np.ndarray:
-    """Return [B,ROWS,V] of logits [B,ROWS,V]: how likely each token is, 0 if it is removed."""
     feed = request_feed(params) | {"logits": logits}
     return run_graph(weights_session(logits.shape[2], normalized), feed)["weights"]
 
@@ -51,8 +47,6 @@ def numpy_kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def transformers_kept(logits: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:
-    """Return [N,V] bool, computed in float64. slack: above 0 keeps a little more than `params`
-    says, below 0 a little less."""
     warpers = [TemperatureLogitsWarper(params.temperature)]
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
@@ -81,7 +75,6 @@ def truncations(draw) -> SamplingParams:
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(params=st.lists(truncations(), min_size=1, max_size=3), seed=st.integers(0, 2**32))
 def test_the_tokens_of_transformers_are_kept(vocab, params, seed):
-    """Tokens that are nearer to a limit than ROUNDING may be kept or removed."""
     assume(all(p.sampler == "truncated" for p in params))
     logits = np.random.default_rng(seed).normal(0, 3, (len(params), ROWS, vocab)).astype(np.float32)
     from_graph = graph_weights(logits, params) > 0
@@ -102,8 +95,6 @@ STAIRS = 1200
 
 @st.composite
 def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
-    """Draw a request; the slope of its log-probabilities over the STAIRS (0: all are equal); and
-    the step at which top-p and min-p end, often near FIRST_CANDIDATES or MAX_CANDIDATES."""
     slope = draw(st.sampled_from([0.0, 0.002, 0.01, 0.05, 0.3]))
     edges = [edge + i for edge in (FIRST_CANDIDATES, MAX_CANDIDATES) for i in (-2, -1, 0, 1, 2)]
     step = draw(st.one_of(st.sampled_from(edges), st.integers(1, STAIRS)))
@@ -124,8 +115,6 @@ def requests_on_stairs(draw) -> tuple[SamplingParams, float, int]:
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(cases=st.lists(requests_on_stairs(), min_size=1, max_size=4), seed=st.integers(0, 2**32))
 def test_the_same_tokens_are_kept_whether_or_not_the_first_candidates_suffice(vocab, cases, seed):
-    """Rows for which FIRST_CANDIDATES suffice stand beside rows that need more. Limits are in the
-    middle of steps, so that rounding does not matter: numpy keeps exactly the same tokens."""
     params, rng = [case[0] for case in cases], np.random.default_rng(seed)
     logits = np.full((len(cases), ROWS, vocab), -30, np.float32)
     for b, (_, slope, _) in enumerate(cases):
@@ -142,7 +131,6 @@ def test_the_same_tokens_are_kept_whether_or_not_the_first_candidates_suffice(vo
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("min_p", [0.3, 1.0])
 def test_ties_at_the_edge_of_min_p_are_kept(min_p, temperature):
-    """As in transformers: a token exactly `min_p` times as likely stays; so does the likeliest."""
     logits = np.full((1, ROWS, 37), -9, np.float32)
     logits[..., [3, 8, 21]] = 4
     weights = graph_weights(logits, [SamplingParams(temperature, min_p=min_p)])[0, 0]

@@ -19,7 +19,7 @@ from pass_runtime.backends.ort import backend as ort_backend
 from pass_runtime.backends.trt.backend import TrtBackend
 from pass_runtime.bundle.manifest import ModelInfo
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.engine import Engine
 
 POSITIONS, CAPACITY = 4096, 2176
 PROMPT = [2 + i % 300 for i in range(2100)]
@@ -46,15 +46,14 @@ def test_a_chunk_is_as_wide_as_memory_for_its_activations_allows():
 
 
 def chunks(capacity: int, tokens: int, limit: int | None = None) -> list[int]:
-    """Return the widths in which `tokens` tokens are read while the KV cache grows from
-    `capacity`. limit: the largest width, if other requests decode."""
     sizes = (256, 512, 1024, 2048, 4096, 8192)
     limits = Capabilities(
         "cuda", 320, sizes, (2048, 1024, 256, 64, 16, 1), chunk_capacities={2048: 4096, 1024: 8192}
     )
     backend, widths, start = SimpleNamespace(capabilities=limits, capacity=capacity), [], 0
     while start < tokens:
-        count, width = Runner._chunk(SimpleNamespace(backend=backend), start, tokens, limit)  # type: ignore[arg-type]
+        engine = SimpleNamespace(backend=backend, capabilities=limits)
+        count, width = Engine._chunk(engine, start, tokens, limit, scored=False)  # type: ignore[arg-type]
         backend.capacity = max(backend.capacity, limits.capacity(start + width))
         assert backend.capacity <= limits.chunk_capacities.get(width, limits.max_capacity)
         widths.append(width)
@@ -84,7 +83,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_engines_read_wide_chunks(bundle: Path, monkeypatch):
-    """The warm-up captures them for every slot. While others decode, chunks are narrow."""
     widths: list[int] = []
     prefill = TrtBackend.prefill
 

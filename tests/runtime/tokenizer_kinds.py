@@ -1,5 +1,4 @@
-"""Small tokenizers with every kind of decoder, and how the tokenizers library decodes with them:
-what tests of the detokenizer compare with."""
+"""Small tokenizers with every kind of decoder, and how the tokenizers library decodes with them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ BYTES = list(bytes.fromhex("20 41 61 80 81 82 9F AC BD BF C0 C3 E2 E3 ED EF F0 F
 
 
 def _alphabet() -> dict[int, str]:
-    """Return the character by which GPT-2 writes each byte."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {
@@ -46,10 +44,8 @@ def _pieces(others: Sequence[str] = ()) -> list[str]:
 
 
 def byte_fallback(*, strip: int = 1) -> Tokenizer:
-    """Make a tokenizer as those of Llama 2 and Mistral, or of Gemma if `strip` is 0.
-
-    strip: how many spaces the decoder removes at the beginning of a text.
-    """
+    """As Llama 2 and Mistral have it, or Gemma if `strip`, the spaces that the decoder removes at
+    the beginning, is 0."""
     pieces = _pieces([f"<0x{byte:02X}>" for byte in range(256)])
     ids = {piece: i for i, piece in enumerate(pieces)}
     model = models.BPE(ids, [], unk_token="<unk>", byte_fallback=True)
@@ -94,13 +90,11 @@ BYTE_OF = {character: byte for byte, character in _alphabet().items()}
 
 
 def byte_of(name: str, piece: str) -> bytes | None:
-    """Return the byte of a token that stands for one byte; None for other tokens."""
     match = OF_BYTE.fullmatch(piece)
     return bytes([int(match[1], 16)]) if match and name.startswith("byte-fallback") else None
 
 
 def begins_a_character(data: bytes) -> bool:
-    """Return whether some more bytes would make a character of `data`."""
     endings = [bytes([byte]) * count for byte in (0x80, 0xBF) for count in (1, 2, 3)]
     return bool(data) and any(is_character(data + ending) for ending in endings)
 
@@ -115,9 +109,8 @@ def is_character(data: bytes) -> bool:
 def whole(name: str, tokens: list[int], *, cut: bool) -> str:
     """Decode all tokens with the tokenizers library. cut: without an incomplete last character.
 
-    The library's decoder for byte fallback turns a whole run of bytes into U+FFFD if one of them is
-    part of no character. So this puts an empty token, which ends a run, after every character and
-    after every byte that is part of none.
+    The decoder for byte fallback turns a whole run of bytes into U+FFFD if one of them is part of
+    no character. An empty token after every character ends a run.
     """
     tokenizer = TOKENIZERS[name]
     if name == "byte-level":

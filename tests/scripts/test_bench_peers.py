@@ -1,11 +1,8 @@
-"""scripts/bench_peers.py: the turns of contestants, their figures, and texts that differ."""
-
 from __future__ import annotations
 
 import importlib
 import json
 import shlex
-import statistics
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,11 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from pass_runtime import GenerateOptions, SamplingParams, load
-from pass_runtime.measuring.real_use import ALL_KINDS, EXTRA_TOKENS, read_prompt_set
+from pass_runtime.measuring.real_use import ALL_KINDS, EXTRA_TOKENS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 LINES = [
@@ -34,12 +28,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("bench_engines")
-
-
-@pytest.fixture
 def prompt_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
@@ -47,7 +35,7 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 def plain_texts(script: ModuleType, *texts: tuple[list[int], float]) -> list[list[Any]]:
-    """Return the TimedText of one round for each pair of tokens and seconds, a token per pass."""
+    """One round, a token per pass."""
     return [
         [script.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))]
         for tokens, seconds in texts
@@ -55,7 +43,6 @@ def plain_texts(script: ModuleType, *texts: tuple[list[int], float]) -> list[lis
 
 
 def run(script: ModuleType, bundle: Path, flags: str, *words: object, status: int = 0) -> str:
-    """Run the script, and return what it prints. flags: as in a shell. words: further flags."""
     arguments = [bundle, *shlex.split(flags), *words]
     done = CliRunner().invoke(script.main, [str(each) for each in arguments])
     assert done.exit_code == status, done.output
@@ -65,7 +52,6 @@ def run(script: ModuleType, bundle: Path, flags: str, *words: object, status: in
 def report_of(
     script: ModuleType, bundle: Path, flags: str, prompts: Path, status: int = 0
 ) -> dict[str, Any]:
-    """Run the script. Return the report that it writes, and what it prints as `printed`."""
     path = prompts.with_name("out.json")
     words = ("--prompt-file", prompts, "-o", path)
     printed = run(script, bundle, flags, *words, status=status)
@@ -76,7 +62,6 @@ def report_of(
 def test_plans_are_compared_by_kind_of_prompt(
     script: ModuleType, tiny_bundle: Path, prompt_file: Path
 ):
-    """There is a row for each temperature, kind of prompts (and for all kinds), and plan."""
     flags = "--kinds chat,code --tokens 8 --rounds 2 --ignore-eos --threads 1"
     plans = "--plan ar --plan 'auto (lookahead)' --plan fused"
     report = report_of(script, tiny_bundle, f"{flags} {plans}", prompt_file)
@@ -92,20 +77,6 @@ def test_plans_are_compared_by_kind_of_prompt(
     assert report["near_ties"] == report["differences"] == [] and "(lookahead)" in report["printed"]
 
 
-def test_decode_returns_tokens_and_the_size_of_each_pass(
-    engines: ModuleType, tiny_bundle: Path, prompt_file: Path
-):
-    prompt = read_prompt_set(prompt_file)[0]
-    with load(tiny_bundle, threads=1) as session:
-        ids = session.encode(prompt.text)
-        sampling = {"temperature": 0.8, "top_k": 5, "seed": prompt.seed}
-        text = engines.decode(session, ids, 20, **sampling, plan="fused", ignore_eos=True)
-        options = GenerateOptions(20, SamplingParams(**sampling), plan="fused", ignore_eos=True)
-        stream = session.generate_ids(ids, options)
-        assert [len(emitted) for emitted in stream] == text.sizes
-        assert stream.token_ids == text.tokens and sum(text.sizes) == 20
-
-
 def test_plans_are_compared_by_number_of_clients(
     script: ModuleType, tiny_bundle: Path, prompt_file: Path
 ):
@@ -118,8 +89,8 @@ def test_plans_are_compared_by_number_of_clients(
     assert len(runs[1]["by_round"]) == 2
 
 
-def test_tokens_of_several_clients_are_counted(engines: ModuleType, tiny_bundle: Path):
-    write = engines.open_clients(tiny_bundle, 1, "cpu", 2)
+def test_tokens_of_several_clients_are_counted(script: ModuleType, tiny_bundle: Path):
+    write = script.open_clients(tiny_bundle, 1, "cpu", 2)
     text = write([[3, 4], [5, 6], [7, 8]], 6, clients=2, plan="ar", ignore_eos=True)
     assert text.timed == 18 and text.seconds > 0 and not text.tokens
 
@@ -127,13 +98,11 @@ def test_tokens_of_several_clients_are_counted(engines: ModuleType, tiny_bundle:
 def test_a_text_that_differs_is_an_error(
     script: ModuleType, tiny_bundle: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The report says at which token, and the exit status is not 0."""
-
     def start(engine: Any, path: Path, threads: int) -> Any:
         decode = engine(path, threads)
 
         def write(*request: Any, **options: Any) -> Any:
-            """Decode, with a wrong token 3 unless the plan is `ar`."""
+            """With a wrong token 3 unless the plan is `ar`."""
             text = decode(*request, **options)
             tokens = [*text.tokens[:3], 1 + text.tokens[3], *text.tokens[4:]]
             wrong = script.TimedText(tokens, text.timed, text.seconds, text.sizes)
@@ -153,7 +122,6 @@ def test_a_text_that_differs_is_an_error(
 
 
 def test_engines_take_turns(script: ModuleType):
-    """Every second round has the reverse order."""
     calls: list[str] = []
     # Each writer returns the number of calls so far.
     writers = {name: partial(lambda name: calls.append(name) or len(calls), name) for name in "abc"}
@@ -162,7 +130,7 @@ def test_engines_take_turns(script: ModuleType):
 
 
 def test_figures_leave_out_loops(script: ModuleType):
-    """The second text is a loop: `ratio` counts it, and `without_loops` does not."""
+    """The second text is a loop."""
     loop = [1, 2, 3, 4] * 10
     plain = plain_texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
     faster = [
@@ -178,13 +146,6 @@ def test_figures_leave_out_loops(script: ModuleType):
     assert figures["tau"] == pytest.approx(8 / 4) and figures["in_loops"] == 4
     alone = script.figures(plain[1:], plain[1:], plain[1:], 40)
     assert alone["without_loops"] is None and alone["ratio"] == 1
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rounds=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=5))
-def test_a_ratio_is_the_median_of_the_rounds(script: ModuleType, rounds):
-    ours, theirs = ([[script.TimedText([1], 1, each[i]) for each in rounds]] for i in (0, 1))
-    assert script.ratio(ours, theirs) == pytest.approx(statistics.median(b / a for a, b in rounds))
 
 
 @pytest.mark.parametrize(
@@ -204,8 +165,6 @@ def test_refused_flags_start_no_engine(script, tiny_bundle, monkeypatch, flags, 
 def test_each_peer_has_a_process_and_a_reference(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Each engine has a process. The reference of an engine with n-gram drafts is the same engine
-    without drafts."""
     started: list[Path] = []
 
     def start(_engine: object, path: Path, _threads: int) -> Any:
@@ -213,23 +172,25 @@ def test_each_peer_has_a_process_and_a_reference(
         return lambda *_, **options: options
 
     monkeypatch.setattr(script, "start_process", start)
-    peers = script.start_peers([tmp_path / "int4"], tmp_path / "x.gguf", tmp_path / "y.gguf", 2)
-    own = {name: name for name in ("genai int4", "openvino", "llama.cpp")}
-    ngram = {f"{name}, n-gram": name for name in ("genai int4", "openvino")}
-    assert {peer.name: peer.reference for peer in peers} == own | ngram
-    assert len(started) == 4 and not any(peer.bundle for peer in peers)
+    peers = script.start_peers([tmp_path / "int4"], tmp_path / "y.gguf", 2)
+    assert {peer.name: peer.reference for peer in peers} == {
+        "genai int4": "genai int4",
+        "genai int4, n-gram": "genai int4",
+        "llama.cpp": "llama.cpp",
+    }
+    assert len(started) == 2 and not any(peer.bundle for peer in peers)
     assert peers[1].write() == {"ngram": True}
 
 
 @pytest.mark.slow
 def test_genai_exports_and_decodes(
-    engines: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
-    monkeypatch.setattr(engines, "read_manifest", lambda _bundle: manifest)
-    directory = engines.build_genai(Path("unread"), tmp_path / "fp32")
-    write, prompt, count = engines.open_genai(directory, 1), [*range(3, 20)], 8 + EXTRA_TOKENS
+    monkeypatch.setattr(script, "read_manifest", lambda _bundle: manifest)
+    directory = script.build_genai(Path("unread"), tmp_path / "fp32")
+    write, prompt, count = script.open_genai(directory, 1), [*range(3, 20)], 8 + EXTRA_TOKENS
     plain = write(prompt, count, ignore_eos=True)
     assert len(plain.tokens) == plain.timed == count and plain.seconds > 0
     assert write(prompt, count, ngram=True, ignore_eos=True).timed >= count

@@ -20,18 +20,16 @@ SMALL = (
 
 @pytest.mark.slow
 def test_the_recipe_writes_weights_figures_and_a_card(tiny_model: Path, tmp_path: Path):
-    corpus, target = tmp_path / "corpus", tmp_path / "models"
-    (corpus / "train").mkdir(parents=True)
+    tasks, target = tmp_path / "tasks.jsonl", tmp_path / "models"
     lines = [json.dumps({"message": f"why is fox {i} red?"}) for i in range(50)]
-    (corpus / "train" / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    tasks.write_text("\n".join(lines) + "\n")
     variables = {
-        "CORPUS": str(corpus),
+        "PROMPTS": str(tasks),
         "OUTPUT": str(tmp_path / "run"),
         "TARGET": str(target),
         "PASS_CACHE": str(tmp_path / "cache"),
         "LOOKAHEAD": "3",
         "ADAPTER_FROM": "0",
-        "SOURCES": "tasks",
         "EVALUATE": "--each 1 --tokens 12 --temperatures 0,0.8",
     }
     done = subprocess.run(

@@ -1,5 +1,4 @@
-"""A fake of Triton's Python backend, for models in the process of the tests. Its metrics and
-requests can be made to fail."""
+"""A fake of Triton's Python backend, in the process of the tests."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class TritonError:
 
 
 class Metric:
-    """A metric of Triton. sums: the sum of the values that each metric was given, by its name.
-    fails: whether every metric raises an error when it is given a value."""
+    """sums: of the values, by the name of the metric. fails: every metric raises an error."""
 
     fails = False
     sums: ClassVar[dict[str, float]] = {}
@@ -56,8 +54,8 @@ class MetricFamily:
 
 
 class Request:
-    """A request to a model, and its answer. responses: the arrays of each response by tensor name.
-    ended: whether the last response has come. error: the error that it has, if any."""
+    """A request and its answer. responses: arrays by tensor name. ended: the last response has
+    come."""
 
     def __init__(self, **tensors: Any) -> None:
         self.tensors = {name: np.array(value) for name, value in tensors.items()}
@@ -67,7 +65,6 @@ class Request:
         self.is_cancelled: Callable[[], bool] = lambda: False
 
     def get_response_sender(self) -> Request:
-        """Return the request itself, since it has the sender's method `send`."""
         return self
 
     def parameters(self) -> str:
@@ -84,7 +81,6 @@ class Request:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds, for 20 seconds at most."""
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
@@ -108,8 +104,8 @@ PB_UTILS = SimpleNamespace(
 
 @contextmanager
 def model_of(bundle: Path, directory: Path, **parameters: object) -> Iterator[Model]:
-    """Give a loaded text model. parameters: the model's own, and those of its instance, whose names
-    begin with model_instance."""
+    """Give a loaded text model. parameters: its own, and those of its instance
+    (model_instance...)."""
     (directory / "1").mkdir(parents=True)
     names = {name for name in parameters if name.startswith("model_instance")}
     instance = {name: str(parameters.pop(name)) for name in names}

@@ -20,7 +20,6 @@ class Metered:
         return httpx.get(f"{self.metrics_url}/metrics", timeout=30).text
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of this name that have these labels."""
         total = 0.0
         for line in self.metrics().splitlines():
             if match := re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line):
@@ -30,7 +29,6 @@ class Metered:
         return total
 
     def wait_until(self, name: str, value: float, seconds: float = 20, **labels: str) -> None:
-        """Wait until a metric has this value."""
         deadline = time.monotonic() + seconds
         while (current := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} is {current}, not {value}"
@@ -57,5 +55,4 @@ def mixed_requests(
 
 
 def disconnects_early(number: int) -> bool:
-    """Return whether a client disconnects after the first piece of its request `number`."""
     return number % 5 == 4

@@ -1,8 +1,6 @@
-"""Parse a request as the server does, in one call."""
-
 from __future__ import annotations
 
-from pass_server.parsed_request import ParsedRequest, RequestParser, constraint_errors
+from pass_server.request import ParsedRequest, RequestParser, constraint_errors
 
 
 def parse(session, serve_options, request) -> ParsedRequest:

@@ -7,7 +7,7 @@ from reciting import EOS, reciting_session
 from starlette.testclient import TestClient
 from tool_models import QUESTION
 
-from pass_runtime.text.chat_template import ChatTemplate
+from pass_runtime.text.templates import ChatTemplate
 from pass_server.app import make_app
 from pass_server.serve_options import ServeOptions
 

@@ -61,17 +61,14 @@ class Server(Metered):
         return httpx.post(self.url + path, json=content, timeout=60, **options)
 
     def post_body(self, path: str, body: bytes | str) -> httpx.Response:
-        """Post a body, which need not be JSON."""
         headers = {"Content-Type": "application/json"}
         return httpx.post(self.url + path, content=body, headers=headers, timeout=120)
 
     def complete(self, **fields: object) -> httpx.Response:
-        """Send a completion, greedy unless `fields` say otherwise."""
         body = {"model": self.model, "prompt": "The quick", "temperature": 0}
         return self.post("/v1/completions", body | fields)
 
     def chat(self, **fields: object) -> httpx.Response:
-        """Send a chat, greedy unless `fields` say otherwise."""
         messages = [{"role": "user", "content": "The quick"}]
         body = {"model": self.model, "messages": messages, "temperature": 0}
         return self.post("/v1/chat/completions", body | fields)

@@ -12,10 +12,10 @@ import pytest
 from fake_triton import wait_until
 
 from pass_server import streaming
+from pass_server.answers import CompletionFormatter
 from pass_server.api_error import ApiError
 from pass_server.app import make_app
-from pass_server.formatters import CompletionFormatter
-from pass_server.parsed_request import prompt_bytes
+from pass_server.request import prompt_bytes
 from pass_server.schemas import ChatRequest, CompletionRequest
 from pass_server.serve_options import ServeOptions
 from pass_server.service import LONG_TEXT_BYTES
@@ -26,7 +26,6 @@ REQUEST = CompletionRequest(model="m", prompt="The quick", max_tokens=4, tempera
 
 @pytest.fixture(autouse=True)
 def no_request_of_an_earlier_test(session):
-    """Wait until all places are free: those of a dropped request are when it is collected."""
     gc.collect()
     wait_until(lambda: session.usage().running + session.usage().waiting == 0)
 
@@ -36,7 +35,6 @@ def service_of(session, **options):
 
 
 async def never():
-    """Wait for ever, like a client that sends and reads nothing more."""
     await asyncio.Event().wait()
 
 
@@ -96,7 +94,6 @@ def test_a_deadline_counts_from_the_arrival(session):
 
 @pytest.fixture
 def released(session, monkeypatch):
-    """Return an event. Texts of more than 100 characters are not tokenized until it is set."""
     released, encode = threading.Event(), session.encode
 
     def encode_held(text: str) -> list[int]:
@@ -122,6 +119,21 @@ def test_long_texts_do_not_hold_up_short_ones(session, released, monkeypatch):
         assert not any(task.done() for task in waiting)
         released.set()
         await asyncio.gather(*waiting)
+
+    asyncio.run(main())
+
+
+def test_a_long_text_that_ran_out_of_time_holds_one_thread_alone(session, released, monkeypatch):
+    async def main() -> None:
+        service = service_of(session, request_seconds=0.2)
+        monkeypatch.setattr(service, "_max_prompt_bytes", 1 << 30)
+        long = REQUEST.model_copy(update={"prompt": "a" * (LONG_TEXT_BYTES + 1)})
+        for _ in range(2):
+            with pytest.raises(ApiError) as caught:
+                await service.parse(long)
+            assert caught.value.status == 504
+        assert (await service.run_in_thread(lambda: 7, 0)) == 7
+        released.set()
 
     asyncio.run(main())
 
@@ -173,7 +185,6 @@ def test_tokenizing_has_a_deadline(session, released):
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_text_that_cannot_fit_is_not_tokenized(session, monkeypatch, chat):
-    """A text cannot fit if it has more bytes than a context full of the longest token."""
     monkeypatch.setattr(session, "encode", lambda _: pytest.fail("tokenized"))
     monkeypatch.setattr(session, "encode_chat", lambda *_, **__: pytest.fail("tokenized"))
     longest = max(map(len, session.tokenizer.get_vocab()))
@@ -193,4 +204,4 @@ def test_a_context_full_of_the_longest_token_is_not_refused(session):
     text = max(valid, key=lambda text: len(text.encode()))
     service = service_of(session)
     request = CompletionRequest(model="m", prompt=text * session.backend.capabilities.max_capacity)
-    service._check_size(request, prompt_bytes(request))
+    assert prompt_bytes(request) <= service._max_prompt_bytes

@@ -77,12 +77,6 @@ def test_a_body_without_a_length_is_refused_beyond_the_limit(strict):
     expect_error(httpx.post(f"{strict.url}/v1/completions", content=parts, headers=headers), 413)
 
 
-@pytest.mark.slow
-def test_a_request_that_takes_too_long_gets_an_error(strict):
-    assert expect_error(keyed(strict, max_tokens=30), 504)["code"] == "timeout"
-    strict.wait_until(RUNNING, 0)
-
-
 def test_a_stream_that_takes_too_long_ends_with_an_error(strict):
     body = {"model": "mine", "prompt": "a", "max_tokens": 30, "stream": True}
     extra = {"plan": "ar", "ignore_eos": True}

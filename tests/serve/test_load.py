@@ -25,7 +25,6 @@ def requests_of(client: int) -> list[dict]:
 
 
 def send(client: httpx.Client, server, number: int, request: dict) -> str | None:
-    """Send a client's request `number`, and return the text; None if the client disconnects."""
     body = request | {"model": server.model}
     if disconnects_early(number):
         with client.stream("POST", "/v1/completions", json=body) as response:
@@ -52,7 +51,6 @@ def test_sixteen_clients_get_the_texts_of_a_session_and_leave_nothing_behind(ser
             return [send(http, server, number, requests_of(client)[number]) for number in numbers]
 
     def all_send(numbers: range) -> list[list[str | None]]:
-        """Let every client send these of its requests; return the texts by client."""
         texts = list(pool.map(lambda client: send_some(client, numbers), range(CLIENTS)))
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             server.wait_until(f"vllm:{name}", 0)

@@ -9,10 +9,11 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from pass_runtime import GenerateOptions
-from pass_server.app import PrometheusSink, make_app
-from pass_server.choices import Choice
+from pass_server.answers import Choice
+from pass_server.app import make_app
+from pass_server.metrics import RequestMetrics
+from pass_server.prometheus import PrometheusSink
 from pass_server.serve_options import ServeOptions
-from pass_server.service import RequestMetrics
 
 TIMES = ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token")
 RECORDED = {
@@ -134,7 +135,6 @@ def test_the_times_of_a_sequence_add_up(slow_server):
 
 
 def test_an_app_mounted_below_a_path_keeps_its_keys(session):
-    """Such an app sees paths that begin with the path it is mounted at."""
     outer = Starlette(routes=[Mount("/llm", make_app(session, ServeOptions(keys=("key",))))])
     client, keyed = TestClient(outer), {"Authorization": "Bearer key"}
     for path in ("/v1/models", "/v1/completions", "/nothing"):
@@ -146,7 +146,6 @@ def test_an_app_mounted_below_a_path_keeps_its_keys(session):
 
 
 def test_tokens_that_no_client_read_are_counted(session):
-    """A client may read slowly and then disconnect."""
     generation = session.generate("The", GenerateOptions(8, ignore_eos=True))
     assert generation._sequence.ended.wait(60)
     next(generation)

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tool_models import THINKING
 
 from pass_runtime import GenerateOptions, SamplingParams
-from pass_runtime.text.chat_template import ChatTemplate
+from pass_runtime.text.templates import ChatTemplate
 from pass_server.app import make_app
 from pass_server.serve_options import ServeOptions
 
@@ -40,7 +40,6 @@ def body(path: str, **fields: object) -> dict:
 
 
 def choices(http: TestClient, path: str, **fields: object) -> list[dict]:
-    """Return the choices of a stream's chunks."""
     lines = http.post(path, json=body(path, stream=True, **fields)).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
@@ -53,7 +52,6 @@ def text_of(choice: dict) -> str:
 
 
 def expected(session, prompt: list[int]) -> list[list[dict]]:
-    """Return the tokens of each pass in which the session itself answers, as `pass_details`."""
     pieces = session.generate(prompt, GenerateOptions(40, SamplingParams(0.0), plan="fused"))
     names = ("id", "text", "source")
     return [
@@ -102,7 +100,6 @@ def test_a_whole_answer_has_every_token(session, http, path):
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_without_pass_details_there_are_no_tokens(http, path):
-    """Nor is there a chunk for a pass without text."""
     for fields in ({}, {"pass_details": False}):
         *chunks, last = choices(http, path, **fields)
         assert not any("pass" in choice for choice in chunks)

@@ -10,7 +10,6 @@ import threading
 import zlib
 from typing import Any
 
-import httpx
 import pytest
 import zstandard
 from running import expect_error
@@ -18,12 +17,10 @@ from starlette.testclient import TestClient
 
 from pass_runtime import GenerateOptions, PassError
 from pass_server import streaming
-from pass_server.app import make_app
-from pass_server.content_encoding import expand
+from pass_server.app import Entry, make_app
+from pass_server.middleware import expand
 from pass_server.serve_options import ServeOptions
-from pass_server.server import answering, listen
 from pass_server.service import Service
-from pass_server.warming_up import warming_up
 
 GET = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/m", "/", "/openapi.json")
 POST = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
@@ -263,28 +260,13 @@ def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypat
     assert [each.result().finish_reason for each in occupied] == ["length"] * session.slots
 
 
-def fail_streams_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every stream fail after these seconds, before its first token."""
-
+def test_a_stream_that_fails_after_its_head_ends_with_an_error(session, monkeypatch):
     async def pieces(_self, _choices):
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(0.2)
         raise PassError("it broke")
         yield  # makes the function a generator
 
     monkeypatch.setattr(Service, "pieces", pieces)
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-def test_a_stream_that_fails_at_once_has_an_error_status(session, monkeypatch, path: str):
-    fail_streams_after(0, monkeypatch)
-    body = {"model": "m", "prompt" if "completions" in path else "input": "a", "stream": True}
-    with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
-        answer = http.post(path, json=body)
-    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "it broke")
-
-
-def test_a_stream_that_fails_after_its_head_ends_with_an_error(session, monkeypatch):
-    fail_streams_after(0.2, monkeypatch)
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
     with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
         text = http.post("/v1/completions", json=COMPLETION | {"stream": True}).text
@@ -295,25 +277,18 @@ def test_a_stream_that_fails_after_its_head_ends_with_an_error(session, monkeypa
         assert events.index("response.created") < events.index("response.failed")
 
 
-def test_a_server_that_warms_up_is_healthy_and_not_ready():
-    with listen("127.0.0.1", 0) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with (
-            answering(listener, warming_up(), 10, 5.0),
-            httpx.Client(base_url=url, timeout=30) as http,
-        ):
-            assert http.get("/health").json() == {"status": "ok"}
-            assert http.head("/health/").status_code == 200
-            for path in ("/ready", "/v1/models", "/metrics"):
-                answer = http.get(path)
-                assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-            assert (
-                expect_error(http.post("/v1/completions", json=COMPLETION), 503)["code"]
-                == "warming_up"
-            )
-        assert not [each for each in threading.enumerate() if each.name == "pass-warming-up"]
-        with answering(listener, warming_up(), 10, 5.0):  # the listener is still open
-            assert httpx.get(f"{url}/health").status_code == 200
+def test_a_server_that_warms_up_is_healthy_and_not_ready(session):
+    entry = Entry()
+    http = TestClient(entry)
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.head("/health/").status_code == 200
+    for path in ("/ready", "/v1/models", "/metrics"):
+        answer = http.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    refused = http.post("/v1/completions", json=COMPLETION)
+    assert expect_error(refused, 503)["code"] == "warming_up"
+    entry.app = make_app(session, ServeOptions(model_name="m"))
+    assert http.get("/ready").status_code == 200
 
 
 def test_keep_alive_seconds_are_checked():

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel
 
-from pass_runtime import Constraint, GenerateOptions, SamplingParams
+from pass_runtime import GenerateOptions, SamplingParams
 
 PROMPT = "The quick brown fox"
 TURNS = [{"role": "user", "content": "for i in range"}]
@@ -40,16 +40,6 @@ PATTERN_FIELDS = [
     ({"guided_grammar": GRAMMAR}, r"\((a|bc)(,(a|bc))?\)"),
 ]
 """Constraints, and a regular expression of the texts that each allows."""
-PROCESSOR_FIELDS = [
-    {"presence_penalty": 1.5},
-    {"frequency_penalty": -1.0},
-    {"repetition_penalty": 1.4},
-    {"logit_bias": {"70": 40.0, "71": -100}},
-    {"min_tokens": 20},
-    {"bad_words": ["g"]},
-    {"allowed_token_ids": [*range(40, 80)]},
-]
-"""Fields that change the logits of PROMPT's answer."""
 
 
 @pytest.mark.parametrize("fields", SCHEMA_FIELDS, ids=lambda fields: next(iter(fields)))
@@ -92,36 +82,6 @@ def test_regexes_choices_and_grammars_are_followed(server, fields, pattern):
         (choice,) = answer.json()["choices"]
         assert choice["finish_reason"] == "stop"
         assert re.fullmatch(pattern, choice["text"])
-
-
-@pytest.mark.parametrize("plan", ["ar", "fused"])
-@pytest.mark.parametrize("fields", PROCESSOR_FIELDS, ids=lambda fields: next(iter(fields)))
-def test_each_field_changes_the_text_as_in_a_session(server, session, fields, plan):
-    sampling, options = {}, {}
-    for key, value in fields.items():
-        if key == "logit_bias":
-            sampling[key] = {int(token): bias for token, bias in value.items()}
-        else:
-            (sampling if "penalty" in key else options)[key] = value
-    expected = session.generate(
-        PROMPT, GenerateOptions(24, SamplingParams(**sampling), **options)
-    ).result()
-    plain = session.generate(PROMPT, GenerateOptions(24)).result()
-    (choice,) = server.complete(prompt=PROMPT, max_tokens=24, plan=plan, **fields).json()["choices"]
-    assert choice["text"] == expected.text
-    if "min_tokens" not in fields:  # the plain text has more tokens already
-        assert choice["text"] != plain.text
-
-
-def test_every_choice_follows_the_constraint(server, session):
-    body = {"model": server.model, "prompt": PROMPT, "n": 3, "seed": 5, "max_tokens": 30}
-    answer = server.client().completions.create(**body, extra_body={"guided_regex": "[a-f]{8}"})
-    constraint, expected = Constraint(regex="[a-f]{8}"), []
-    for i in range(3):
-        options = GenerateOptions(30, SamplingParams(1.0, seed=5 + i), constraint=constraint)
-        expected.append(session.generate(PROMPT, options).result().text)
-    assert [choice.text for choice in answer.choices] == expected
-    assert len(set(expected)) == 3
 
 
 def test_best_of_returns_the_likeliest_texts(server, session):

@@ -17,7 +17,6 @@ NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 def choices_of(server, *, stream: bool = False, **fields: object) -> list:
-    """Return the choices of a completion, with joined chunks if it is a stream."""
     body = {"model": server.model, "temperature": 0, "max_tokens": 3, "echo": True, "logprobs": 2}
     answer = server.client().completions.create(**body | fields, stream=stream)
     if not stream:
@@ -35,7 +34,6 @@ def choices_of(server, *, stream: bool = False, **fields: object) -> list:
 
 
 def check(session, choice, prompt: str | list[int], count: int = 3, ignore_eos: bool = False):
-    """Assert that a choice has the prompt's log-probabilities and those of its text."""
     options = GenerateOptions(count, prompt_logprobs=2, logprobs=2, ignore_eos=ignore_eos)
     expected = session.generate(prompt, options).result()
     lists = choice.logprobs
@@ -54,7 +52,6 @@ def check(session, choice, prompt: str | list[int], count: int = 3, ignore_eos: 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_prompts_as_text_and_as_token_ids(server, session, stream):
-    """Several in a request, of different lengths."""
     for prompts in (TEXTS, [session.encode(each) for each in TEXTS]):
         choices = choices_of(server, prompt=prompts, stream=stream)
         for choice, prompt in zip(choices, prompts, strict=True):
@@ -86,7 +83,6 @@ def test_no_tokens_without_logprobs(server):
 
 @pytest.mark.parametrize("fields", [{"n": 3}, {"n": 3, "stream": True}, {"n": 2, "best_of": 4}])
 def test_all_choices_of_a_prompt_have_them(server, session, fields):
-    """best_of compares what was written, not the prompt, which all have."""
     sampled = {"prompt": TEXTS[:2], "temperature": 1, "seed": 5, "max_tokens": 6, **fields}
     choices = choices_of(server, **sampled)
     without = choices_of(server, **sampled, echo=False)
@@ -96,22 +92,13 @@ def test_all_choices_of_a_prompt_have_them(server, session, fields):
         assert choice.text == prompt + other.text
         count = len(session.encode(prompt))
         assert choice.logprobs.tokens[count:] == other.logprobs.tokens
+        values = pytest.approx(other.logprobs.token_logprobs, abs=1e-4)
+        assert choice.logprobs.token_logprobs[count:] == values
         lengths = [len(prompt) + offset for offset in other.logprobs.text_offset]
         assert choice.logprobs.text_offset[count:] == lengths
         assert choice.logprobs.token_logprobs[1:count] == pytest.approx(
             choices[i - i % fields["n"]].logprobs.token_logprobs[1:count], abs=1e-3
         )
-
-
-def test_the_cache_hides_no_token(server):
-    """A prompt that another request has read is read again."""
-    prompt = TEXTS[0] * 4
-    assert server.complete(prompt=prompt, max_tokens=2).status_code == 200
-    fields = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1}
-    answer = server.complete(**fields).json()
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    values = answer["choices"][0]["logprobs"]["token_logprobs"]
-    assert None not in values[1:] and len(values) == answer["usage"]["prompt_tokens"] + 1
 
 
 def test_the_requests_of_the_harness(server, session):

@@ -26,8 +26,7 @@ from pass_runtime import GenerateOptions, SamplingParams
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parents[2] / "scripts" / "serve_ray.py"
-BATCH = [sys.executable, str(SCRIPT.with_name("ray_batch.py"))]
+SCRIPT = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "on_ray.py")]
 FLAGS = shlex.split("--max-new-tokens 30 --ignore-eos --temperature 1 --seed 3 --threads 1")
 
 
@@ -42,7 +41,6 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
-    """Return the descendants of a process, which Ray started, whose names contain `name`."""
     running = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
@@ -52,7 +50,6 @@ def children(process: subprocess.Popen, name: str) -> list[psutil.Process]:
 
 
 def wait_for(condition, seconds: float = 120):
-    """Wait until `condition` returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline
@@ -71,7 +68,6 @@ def end(process: subprocess.Popen, number: int = signal.SIGKILL) -> int:
 
 
 def results_of(path: Path) -> list[dict]:
-    """Return the results of a batch without statistics and request hashes."""
     results = [json.loads(line) for line in path.read_text().splitlines()]
     for result in results:
         result.pop("stats", None)
@@ -80,7 +76,6 @@ def results_of(path: Path) -> list[dict]:
 
 
 def test_a_batch_survives_the_death_of_an_actor(random_bundle, tmp_path, environment):
-    """Ray starts the actor again, with its lines. The results equal those of `pass-run batch`."""
     requests, whole, results = (
         tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl")
     )
@@ -93,7 +88,7 @@ def test_a_batch_survives_the_death_of_an_actor(random_bundle, tmp_path, environ
         stderr=subprocess.DEVNULL,
     )
     paths = [str(path) for path in (random_bundle, requests, results)]
-    on_ray = [*BATCH, *paths, *FLAGS, "--max-batch-size", "1", "--actors", "2"]
+    on_ray = [*SCRIPT, "batch", *paths, *FLAGS, "--max-batch-size", "1", "--actors", "2"]
     with (tmp_path / "log").open("wb") as log:
         running = subprocess.Popen(on_ray, stderr=log, stdout=log, env=environment)
     name = "MapWorker(MapBatches(Answerer)).submit"  # a working actor
@@ -106,9 +101,8 @@ def test_a_batch_survives_the_death_of_an_actor(random_bundle, tmp_path, environ
 
 
 def serve(bundle: Path, log: Path, environment: dict[str, str], port: int) -> subprocess.Popen:
-    """Return a server of two replicas, which is ready."""
     flags = ["--replicas", "2", "--port", str(port), "--max-batch-size", "4"]
-    line = [sys.executable, str(SCRIPT), str(bundle), *flags]
+    line = [*SCRIPT, "serve", str(bundle), *flags]
     with log.open("wb") as file:
         process = subprocess.Popen(line, stdout=file, stderr=file, env=environment)
     wait_for(lambda: process.poll() is not None or "served at" in log.read_text())
@@ -117,7 +111,6 @@ def serve(bundle: Path, log: Path, environment: dict[str, str], port: int) -> su
 
 
 def completions_by_replica(environment: dict[str, str]) -> dict[str, int]:
-    """Return how many completions each replica has answered, by the name of its log."""
     logs = Path(environment["RAY_TMPDIR"]).glob("ray/session_2*/logs/serve/replica_pass_pass_*.log")
     return {path.name: path.read_text().count("POST /v1/completions 200") for path in logs}
 
@@ -164,8 +157,8 @@ def test_replicas_survive_the_death_of_one(
 def test_wrong_flags_are_refused_in_one_line_before_ray_starts(random_bundle, tmp_path):
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"prompt": "a"}\n')
-    batch = [*BATCH, str(random_bundle), str(requests), str(tmp_path / "out")]
-    serve = [sys.executable, str(SCRIPT)]
+    batch = [*SCRIPT, "batch", str(random_bundle), str(requests), str(tmp_path / "out")]
+    serve = [*SCRIPT, "serve"]
     for line, expected in (
         ([*batch, "--actors", "0"], "--actors"),
         ([*batch, "--device", "cuda:1"], "cuda"),

@@ -86,13 +86,6 @@ def test_input_items_are_messages_of_a_chat(server, session):
     assert response.output_text == expected(session, messages).text
 
 
-def test_an_answer_can_be_sent_back(server):
-    responses = server.client().responses
-    first = responses.create(**fields(server))
-    second = responses.create(**fields(server, input=[*TURNS, *first.output, TURNS[1]]))
-    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens / 2
-
-
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_events_of_a_stream_make_up_the_whole_answer(server, session, ends):
     """ends: whether a stop string completes the text, or `max_output_tokens` cut it off."""
@@ -161,36 +154,13 @@ def test_text_formats_are_response_formats_of_a_chat(server):
     assert plain.text.format.type == "text"
 
 
-def test_plans_and_neutral_values_change_nothing(server):
-    plain = ask(server, seed=3).json()["output"][0]["content"][0]["text"]
-    for more in (
-        {"plan": "fused"},
-        {"speculative": False},
-        {"user": "me", "prompt_cache_key": "a", "safety_identifier": "b"},
-        {"store": False, "truncation": "disabled", "include": [], "service_tier": "auto"},
-        {"background": False, "reasoning": {}, "text": {}},
-        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
-    ):
-        assert ask(server, seed=3, **more).json()["output"][0]["content"][0]["text"] == plain
-
-
 OBFUSCATED = {"include_obfuscation": True}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 IMAGE = {"type": "input_image", "image_url": "a"}
 INFINITE = {"type": "function", "name": "f", "parameters": {"a": float("inf")}}
 UNSUPPORTED = [
-    ({"store": True}, "store"),
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"conversation": "conv_1"}, "conversation"),
-    ({"background": True}, "background"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"include": ["reasoning.encrypted_content"]}, "include"),
-    ({"max_tool_calls": 1}, "max_tool_calls"),
     ({"top_logprobs": 2}, "top_logprobs"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"service_tier": "priority"}, "service_tier"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"stream": True, "stream_options": OBFUSCATED}, "stream_options.include_obfuscation"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
@@ -214,7 +184,6 @@ WRONG = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 100000}, "max_output_tokens"),
     ({"temperature": 3}, "temperature"),
-    ({"top_p": -0.1}, "top_p"),
     ({"metadata": {"a": 1}}, "metadata.a"),
     ({"n": 2}, "n"),
     ({"max_tokens": 2}, "max_tokens"),

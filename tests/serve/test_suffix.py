@@ -65,21 +65,7 @@ def test_the_answer_is_the_text_in_the_gap(session, client, n):
 
 
 def test_a_stream(client):
-    with client.stream(
-        "POST",
-        "/v1/completions",
-        json={
-            **{
-                "model": "m",
-                "prompt": PREFIX,
-                "suffix": SUFFIX,
-                "max_tokens": 32,
-                "temperature": 0,
-            },
-            "stream": True,
-        },
-    ) as answer:
-        content = "".join(answer.iter_text())
+    content = complete(client, stream=True).text
     assert '"finish_reason":"stop"' in content
     assert "".join(part.split('"', 1)[0] for part in content.split('"text":"')[1:]) == GAP
 

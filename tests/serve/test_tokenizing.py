@@ -49,6 +49,7 @@ def test_messages_have_the_token_ids_of_a_chat(server, session):
         ("tokenize", {"prompt": "a", "unknown": 1}, 400, "unknown"),
         ("detokenize", {"tokens": [10**9]}, 400, "tokens"),
         ("detokenize", {}, 400, "tokens"),
+        ("detokenize", {"tokens": [5], "model": "another"}, 404, "model"),
     ],
 )
 def test_wrong_requests_are_refused(server, path: str, fields: dict, status: int, param: str):

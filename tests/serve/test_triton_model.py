@@ -25,7 +25,6 @@ FIELDS = {
 
 
 def request(tokens: int) -> Request:
-    """Return a request for a stream of this many tokens."""
     return Request(**FIELDS, max_tokens=np.array([tokens], np.int32), ignore_eos=[True])
 
 
@@ -35,14 +34,13 @@ def fail() -> bool:
 
 @pytest.fixture
 def slow_passes(monkeypatch):
-    """Make passes take 20 ms longer, so that tests can act while a request runs."""
     run = Backend.run
     monkeypatch.setattr(Backend, "run", lambda *arguments: (time.sleep(0.02), run(*arguments))[1])
 
 
 @pytest.mark.usefixtures("slow_passes")
 def test_polling_for_cancellations_goes_on_after_an_error(random_bundle, tmp_path, session, caplog):
-    """The error is logged once, not with every poll (50 a second)."""
+    """The error is logged once."""
     with model_of(random_bundle, tmp_path / "model", max_batch_size=2) as model:
         failing, other = request(600), request(600)
         failing.is_cancelled = fail
@@ -77,7 +75,7 @@ def test_metrics_and_answers_go_on_after_an_error(random_bundle, tmp_path, sessi
 def test_a_request_that_is_cancelled_before_it_begins_is_ended(
     random_bundle, tmp_path, monkeypatch
 ):
-    """The request gets a last response, because Triton waits for one of every request."""
+    """Triton waits for a last response of every request."""
     begin = Model._begin
 
     def begin_and_cancel(model, *arguments):
@@ -97,7 +95,7 @@ def test_a_request_that_is_cancelled_before_it_begins_is_ended(
 def test_a_model_whose_bundle_was_written_is_not_ready_and_asks_to_be_loaded_again(
     random_bundle, tmp_path
 ):
-    """Triton loads a model again if a file beside it has changed, such as 1/crashes.log."""
+    """By changing a file beside it."""
     bundle, crashes = copy_bundle(random_bundle, tmp_path), tmp_path / "model" / "1" / "crashes.log"
     with model_of(bundle, tmp_path / "model") as model:
         assert model.is_ready() and not crashes.exists()
@@ -110,15 +108,6 @@ def test_a_model_whose_bundle_was_written_is_not_ready_and_asks_to_be_loaded_aga
         assert refused.error.message.startswith("the bundle has changed")
         wait_until(crashes.exists)
     assert len(crashes.read_text().splitlines()) == 1
-
-
-def test_n_may_be_the_float_1(random_bundle, tmp_path):
-    with model_of(random_bundle, tmp_path / "model") as model:
-        with_n = request(5)
-        with_n.tensors["sampling_parameters"] = np.array([b'{"n": 1.0}'], object)
-        model.execute([with_n])
-        with_n.wait_until_ended()
-        assert with_n.error is None
 
 
 def send_sigterm() -> None:
@@ -135,7 +124,6 @@ def send_sigterm() -> None:
 def test_after_sigterm_answers_may_finish_within_drain_seconds(
     random_bundle, tmp_path, drain_seconds, signals, cut_off
 ):
-    """Longer answers end with an error, and at a second signal all do. New requests are refused."""
     handler = signal.getsignal(signal.SIGTERM)
     refusal = ("UNAVAILABLE", "the server is shutting down")
     parameters = {"drain_seconds": drain_seconds, "max_batch_size": 2}
@@ -172,7 +160,7 @@ def test_after_sigterm_answers_may_finish_within_drain_seconds(
 def test_a_model_sees_the_gpu_that_triton_means(
     monkeypatch: pytest.MonkeyPatch, listed: str | None, number: str, visible: str
 ):
-    """listed: CUDA_VISIBLE_DEVICES. number: which of those GPUs Triton names to the model."""
+    """number: among the GPUs that CUDA_VISIBLE_DEVICES lists."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
@@ -194,7 +182,6 @@ SERVE_PARAMETERS |= {"request_seconds": 6.0, "reuse_prefix": True}
 
 
 def test_every_parameter_reaches_what_it_changes(random_bundle, tmp_path, monkeypatch):
-    """They are fields of LoadOptions and ServeOptions, and an argument of `drain`."""
     assert {*LOAD_PARAMETERS, *SERVE_PARAMETERS, "drain_seconds"} == PARAMETERS.keys()
     load_options, drained = [], []
 

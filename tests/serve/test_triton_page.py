@@ -15,7 +15,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "triton.md").read_text(encoding="ut
 
 
 def first_column(heading: str) -> set[str]:
-    """Return the names in the first column of the table whose first heading this is."""
     rows = PAGE[PAGE.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
     return {name for row in rows for name in re.findall(r"`([\w:.-]+)", row.split(" | ")[0])}
 

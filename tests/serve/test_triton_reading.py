@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from parsing import parse
 
 from pass_runtime import PassError
 from pass_server.api_error import ApiError
-from pass_server.serve_options import ServeOptions
 from pass_server.triton.config import read_settings
 from pass_server.triton.tensors import read_request
 
@@ -36,6 +33,7 @@ def test_parameters_of_a_request_are_sampling_parameters():
     assert request.max_tokens == 7
     assert not outputs.stream
     assert read('{"max_tokens": 7}', max_tokens=np.array([7], np.int32))[0].max_tokens == 7
+    read('{"n": 1.0}')  # which is 1
 
 
 @pytest.mark.parametrize(
@@ -52,16 +50,6 @@ def test_logprobs_of_completions_and_of_chats(sampling, logprobs):
     assert request.logprobs == logprobs
 
 
-def test_constraints_penalties_and_biases_reach_the_request(session):
-    sampling = {"structured_outputs": {"choice": ["yes", "no"]}}
-    sampling |= {"logit_bias": {"5": -3}, "min_tokens": 1}
-    tensors = {"sampling_parameters": np.array([json.dumps(sampling).encode()], object)}
-    request, _ = read(**tensors, frequency_penalty=np.array([0.5], np.float32))
-    (parsed,) = parse(session, ServeOptions(), request).requests
-    assert parsed.processing.grammar is not None and parsed.processing.min_tokens == 1
-    assert (parsed.sampling.logit_bias, parsed.sampling.frequency_penalty) == ({5: -3.0}, 0.5)
-
-
 def test_returning_logprobs_asks_for_them():
     request, outputs = read(return_logprobs=np.array([True]))
     assert (request.logprobs, outputs.returned) == (0, {"return_logprobs"})
@@ -74,6 +62,8 @@ def test_returning_logprobs_asks_for_them():
         ({"max_tokens": np.array([1, 2], np.int32)}, "", "max_tokens"),
         ({"temperature": np.array([np.nan], np.float32)}, "", "temperature"),
         ({"top_k": np.array([-2], np.int32)}, "", "top_k"),
+        ({"max_tokens": np.array([4], np.int32)}, '{"max_tokens": 3}', "max_tokens"),
+        ({}, "{", "sampling_parameters"),
         ({}, '{"prompt": "another"}', "prompt"),
         ({}, '{"model": "another"}', "model"),
         ({}, "[" * 100_000, "sampling_parameters"),
@@ -87,17 +77,6 @@ def test_wrong_inputs_are_refused(tensors, parameters, param):
         read(parameters, **tensors)
     assert caught.value.param == param
     assert caught.value.status == 400
-
-
-def test_parameters_of_a_model_become_its_options():
-    parameters = {"bundle": "b", "tokens": "true", "max_batch_size": "4", "max_queue": "2"}
-    parameters |= {"request_seconds": "1.5", "prefix_cache": "false", "FORCE": "x"}
-    settings = read_settings(parameters | {"speculative_max_concurrency": "3"})
-    assert (settings.tokens, settings.load.max_batch_size, settings.serve.max_queue) == (True, 4, 2)
-    assert not settings.load.prefix_cache
-    assert settings.serve.request_seconds == 1.5
-    assert settings.load.speculative_max_concurrency == 3
-    assert settings.load.max_queue > 2  # a session also counts requests that get a slot at once
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ def repository(random_bundle, tmp_path_factory) -> Path:
 
 
 def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
-    """Return the text of a stream of this many tokens, and the error that ended it, if any."""
     url, text = f"{server.http}/v2/models/slow/generate_stream", ""
     with httpx.stream("POST", url, json=REQUEST | {"max_tokens": tokens}, timeout=60) as response:
         for line in response.iter_lines():
@@ -54,7 +53,6 @@ def over_http(server: Triton, tokens: int) -> tuple[str, str | None]:
 
 
 def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
-    """Do the same as `over_http`, by gRPC."""
     from tritonclient.utils import InferenceServerException
 
     responses = []
@@ -72,8 +70,7 @@ def over_grpc(server: Triton, tokens: int) -> tuple[str, str | None]:
 def test_after_sigterm_answers_finish_or_end_with_an_error(
     repository, session, tmp_path, to_models
 ):
-    """If the server alone gets the signal, it waits for all answers. If models get the signal, too,
-    they end the answers with an error after `drain_seconds`."""
+    """The server waits for all answers; models that get the signal, too, for `drain_seconds`."""
     tokens = 700 if to_models else 100
     with (
         Triton(repository, tmp_path / "log", "--exit-timeout-secs=30") as server,

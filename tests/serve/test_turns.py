@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pass_runtime.text.constraint import Constraint
 from pass_runtime.text.grammar import Grammars
-from pass_server.call_formats import FORMATS, Function, format_of
+from pass_server.tool_calls import FORMATS, Function, format_of
 from pass_server.turn_reader import (
     ContentDelta,
     ReasoningDelta,
@@ -185,6 +185,12 @@ def test_a_random_text_is_read_the_same_in_any_pieces(call_format, text, cuts):
 def test_thoughts_are_read_the_same_in_any_pieces(in_reasoning, text, expected, cuts):
     reader = TurnReader(ReasoningReader(in_reasoning=in_reasoning), None)
     assert read(reader, text, cuts) == expected
+
+
+def test_a_marker_that_ends_thoughts_may_be_cut_off():
+    reader = ReasoningReader(in_reasoning=True)
+    deltas = [*reader.push("so 1 < 2 </thi"), *reader.finish(cut=True)]
+    assert "".join(delta.text for delta in deltas).strip() == "so 1 < 2"
 
 
 def test_a_call_in_thoughts_is_a_thought():

@@ -8,7 +8,7 @@ import json
 import openai
 import pytest
 from reciting import EOS
-from reciting_server import ARGUMENTS, HERMES_CALL, HERMES_TURN, TURNS, RecitingServer
+from reciting_server import HERMES_CALL, HERMES_TURN, TURNS, RecitingServer
 from tool_models import QUESTION, TEMPLATES, TOOLS, with_template
 
 
@@ -38,46 +38,11 @@ def hermes(serve):
     return serve("hermes")
 
 
-@pytest.mark.parametrize("call_format", TURNS)
-def test_a_call_that_is_not_required_is_parsed(serve, call_format):
-    choice, deltas = serve(call_format).ask(TURNS[call_format], tools=TOOLS)
-    assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls
-    assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
-    assert choice.message.content == ("Let me see." if call_format == "hermes" else None)
-    # Arguments come while they are written.
-    assert sum(bool(delta.tool_calls) for delta in deltas) > 3
-
-
-def test_text_that_is_no_call_stays_text(hermes):
-    unknown = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
-    for text in ("It is warm.", "1 < 2 <tool_ ", unknown, ""):
-        choice, _ = hermes.ask(text, tools=TOOLS)
-        assert (choice.message.content, choice.finish_reason) == (text, "stop")
-        assert choice.message.tool_calls is None
-
-
 def test_without_tools_nothing_is_a_call(hermes):
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         choice, _ = hermes.ask(HERMES_TURN, **more)
         assert choice.message.content == HERMES_TURN
         assert choice.message.tool_calls is None
-
-
-def test_a_call_that_is_cut_off_has_the_arguments_so_far(hermes):
-    choice, _ = hermes.ask(HERMES_TURN, tools=TOOLS, max_tokens=48)
-    assert choice.finish_reason == "length"
-    arguments = choice.message.tool_calls[0].function.arguments
-    assert 0 < len(arguments) < len(ARGUMENTS)
-    assert ARGUMENTS.startswith(arguments)
-
-
-def test_several_calls_may_follow_one_another(hermes):
-    clock = '<tool_call>{"name": "clock"}</tool_call>'
-    choice, _ = hermes.ask(f"{HERMES_CALL}\n{HERMES_CALL}\n{clock}", tools=TOOLS)
-    names = [call.function.name for call in choice.message.tool_calls]
-    assert names == ["weather", "weather", "clock"]
-    assert choice.message.tool_calls[2].function.arguments == "{}"
 
 
 def test_logprobs_come_with_every_token(hermes):
@@ -97,19 +62,6 @@ def test_thoughts_are_no_content(thinking):
     assert choice.message.model_extra["reasoning_content"] == "hm <x>"
     assert choice.message.content == "It is warm."
     assert sum("reasoning_content" in (delta.model_extra or {}) for delta in deltas) > 2
-
-
-def test_thoughts_then_a_call(thinking):
-    choice, _ = thinking.ask(f"hm</think>\n{HERMES_TURN}", tools=TOOLS)
-    assert choice.message.model_extra["reasoning_content"] == "hm"
-    assert choice.message.content == "Let me see."
-    assert len(choice.message.tool_calls) == 1
-
-
-def test_thoughts_that_are_cut_off_are_no_content(thinking):
-    choice, _ = thinking.ask("hm hm hm hm", max_tokens=4)
-    assert choice.message.content == ""
-    assert "hm hm".startswith(choice.message.model_extra["reasoning_content"])
 
 
 THOUGHTS = {
@@ -180,9 +132,6 @@ def test_a_response_format_applies_after_thoughts(thinking, thoughts):
     choice, _ = thinking.ask(f'{thoughts}</think>\n"no"', response_format=form)
     assert choice.message.content == '"no"'
     assert choice.message.model_extra.get("reasoning_content", "") == thoughts.strip()
-    both = {"response_format": form, "tools": TOOLS, "tool_choice": "auto"}
-    choice, _ = thinking.ask("</think>It is warm.", **both)
-    assert choice.message.tool_calls or json.loads(choice.message.content) in ("no", "yes")
 
 
 def test_options_choose_the_parsers_of_thoughts_and_calls(serve):

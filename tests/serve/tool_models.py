@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import FILE_NAME
+from pass_runtime.bundle.manifest import FILE_NAME, digest_of
 
 HERMES = """
 {%- if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
@@ -75,12 +75,12 @@ def with_template(
     manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
     for name in ("chat_template.jinja", "tokenizer.json"):
         manifest["files"][name] = file_info(output / name).model_dump()
+    manifest["digest"] = digest_of(manifest)
     (output / FILE_NAME).write_text(json.dumps(manifest), encoding="utf-8")
     return output
 
 
 def tool(name: str, **properties: object) -> dict:
-    """Return a tool: a function with these arguments, all of which are required."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     parameters |= {"additionalProperties": False}
     function = {"name": name, "description": f"{name}.", "parameters": parameters}

@@ -57,7 +57,6 @@ def require_triton() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports. All are bound at the same time, so that they differ."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -128,9 +127,8 @@ class Triton(Metered):
 
     @contextmanager
     def first_response(self, model: str, **fields: object) -> Iterator[None]:
-        """Wait for the first response of a stream, whose client disconnects at the end of the
-        context. Uses HTTP, since Triton 2.51 can crash if a gRPC stream is cancelled while a
-        response is sent (once in 300 times here)."""
+        """Wait for the first response of a stream, and disconnect at the end. By HTTP: Triton 2.51
+        can crash if a gRPC stream is cancelled while it responds."""
         url = f"{self.http}/v2/models/{model}/generate_stream"
         with httpx.stream("POST", url, json=fields, timeout=60) as response:
             lines = response.iter_lines()  # kept: without it the connection is closed
@@ -138,7 +136,6 @@ class Triton(Metered):
             yield
 
     def disconnect_early(self, model: str, **fields: object) -> None:
-        """Begin a stream, and disconnect after its first response."""
         with self.first_response(model, **fields):
             pass
 
@@ -158,8 +155,8 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the stream, and cancel its request only if it still runs: if a stream is cancelled
-        while its last response is written, Triton 2.51 may never unload the model."""
+        """Cancel the request only if it still runs: otherwise Triton 2.51 may never unload the
+        model."""
         self._end_stream(cancel=self._under_way)
         self._client.close()
 
@@ -186,7 +183,6 @@ class Client:
         self._client.async_stream_infer(model, tensors, enable_empty_final_response=True)
 
     def responses(self, timeout: float = 60) -> Iterator[dict[str, list[Any]]]:
-        """Give the outputs of each response up to the last one, which may have none."""
         while True:
             result, error = self._answers.get(timeout=timeout)
             if error is not None:
@@ -205,7 +201,6 @@ class Client:
         return list(self.responses())
 
     def cancel(self) -> None:
-        """Cancel the running request, and close the stream."""
         self._end_stream(cancel=True)
 
     def _end_stream(self, *, cancel: bool) -> None:

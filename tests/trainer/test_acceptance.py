@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pass_exporter.model.head import new_head
+from pass_exporter.model.draft_head import new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
-from pass_trainer.acceptance import acceptance_probability
-from pass_trainer.drafter import Drafter
+from pass_trainer.drafter import Drafter, acceptance_probability
 from pass_trainer.windows import make_windows
 
 TOKENS = 12
 
 
 def model_and_draft(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities [TOKENS] of a model and of a draft, whose logits differ by
-    noise."""
+    """Return log-probabilities [TOKENS], whose logits differ by noise."""
     random = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(TOKENS, generator=random)
     draft = logits + torch.randn(TOKENS, generator=random)
@@ -28,15 +26,15 @@ def model_and_draft(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_probability_is_the_sum_over_all_pairs_of_tokens(seed: int):
-    """`acceptance_probability` sorts the tokens in place of computing the ratios of all pairs."""
     target, draft = model_and_draft(seed)
     p, q = target.exp(), draft.exp()
     ratios = torch.maximum(p[None] / p[:, None], q[None] / q[:, None])
     torch.testing.assert_close(acceptance_probability(target, draft), (1 / ratios.sum(1)).sum())
+    assert float(acceptance_probability(target, target)) == pytest.approx(1, abs=1e-5)
 
 
 def test_tokens_drawn_with_the_same_noise_agree_with_the_probability():
-    """The draft is chosen from the first 9 tokens, as a draft head chooses from candidates."""
+    """The draft is chosen from the first 9 tokens, as by a head."""
     target, draft = model_and_draft(5)
     draft, samples = draft[:9].log_softmax(-1), 200_000
     random = torch.Generator().manual_seed(0)
@@ -44,15 +42,6 @@ def test_tokens_drawn_with_the_same_noise_agree_with_the_probability():
     agree = (target + gumbel).argmax(-1) == (draft + gumbel[:, :9]).argmax(-1)
     probability = acceptance_probability(target[:9], draft)
     assert abs(float(probability) - float(agree.float().mean())) < 0.005  # 4.5 standard errors
-
-
-def test_the_probability_is_within_its_bounds_and_1_for_equal_distributions():
-    for seed in range(20):
-        target, draft = model_and_draft(seed)
-        distance = float((target.exp() - draft.exp()).abs().sum() / 2)  # total variation
-        probability = float(acceptance_probability(target, draft))
-        assert (1 - distance) / (1 + distance) - 1e-6 <= probability <= 1 - distance + 1e-6
-        assert float(acceptance_probability(target, target)) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("with_head", [False, True])

@@ -1,5 +1,4 @@
-"""What `--data` of pass-train reads: files, JSON lines, messages and excerpts. The error for an
-unusable file names the file."""
+"""What `--data` reads."""
 
 from __future__ import annotations
 
@@ -14,56 +13,55 @@ from conftest import EOS, make_tokenizer
 from pass_runtime import PassError
 from pass_trainer.config import Recipe
 from pass_trainer.corpus import digest, read_sources
-from pass_trainer.distill import Distiller
+from pass_trainer.text import Distiller
 
 
 def refused(path: Path) -> str:
-    """Return the error with which `path` is refused: one line that names the file."""
+    """Return the one line, which names the file."""
     with pytest.raises(PassError) as error:
         read_sources([path])
     assert path.name in str(error.value) and "\n" not in str(error.value)
     return str(error.value)
 
 
+FINE = '{"text": "fine"}\n\n'
+
+
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("name", "content", "reason"),
     [
-        (b"", "empty"),
-        (b" \n\n ", "empty"),
-        (b"\x7fELF\x02\0\0\0 and more", "binary"),
-        ("Straße".encode("latin-1"), "not UTF-8"),
-        ("text".encode("utf-16"), "binary"),
+        ("a.txt", b"", "empty"),
+        ("a.txt", b" \n\n ", "empty"),
+        ("a.txt", b"\x7fELF\x02\0\0\0 and more", "binary"),
+        ("a.txt", "text".encode("utf-16"), "binary"),
+        ("a.txt", "Straße".encode("latin-1"), "not UTF-8"),
+        ("a.txt", None, "No such file"),
+        ("a.jsonl", b'{"text": "\\ud83d"}\n', "line 1: not JSON"),
+        *(
+            ("a.jsonl", f"{FINE}{line}\n".encode(), "line 3")
+            for line in ("{", "[]", '"text"', '{"body": "x"}', "null")
+        ),
+        *(
+            (
+                "a.jsonl",
+                f'{FINE}{{"{key}": {value}}}\n'.encode(),
+                f'"{key}" must be a string, not {value}',
+            )
+            for key in ("text", "prompt")
+            for value in ("null", "7", '["a"]', "true", '{"a": 1}')
+        ),
     ],
 )
-def test_files_without_text_are_refused(tmp_path: Path, content: bytes, reason: str):
-    (tmp_path / "text.txt").write_bytes(content)
-    assert reason in refused(tmp_path / "text.txt")
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '"text"', '{"body": "x"}', "null"])
-def test_the_error_for_a_wrong_json_line_names_its_number(tmp_path: Path, line: str):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"text": "fine"}\n\n' + line + "\n")
-    assert "line 3" in refused(path)
-
-
-@pytest.mark.parametrize("value", ["null", "7", '["a"]', "true", '{"a": 1}'])
-@pytest.mark.parametrize("name", ["text", "prompt"])
-def test_texts_and_prompts_must_be_strings(tmp_path: Path, name: str, value: str):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"text": "fine"}\n{"' + name + '": ' + value + "}\n")
-    assert f'line 2: "{name}" must be a string, not {value}' in refused(path)
-
-
-def test_a_lone_surrogate_is_refused(tmp_path: Path):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"text": "\\ud83d"}\n')
-    assert "line 1: not JSON" in refused(path)
+def test_files_without_text_are_refused(
+    tmp_path: Path, name: str, content: bytes | None, reason: str
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert reason in refused(tmp_path / name)
 
 
 def test_only_line_feeds_end_json_lines(tmp_path: Path):
-    """JSON strings may contain U+2028, U+2029 and U+0085, which `str.splitlines` would split at.
-    The byte order mark at the start of the file is not part of the text."""
+    """JSON strings may contain what `str.splitlines` splits at."""
     texts = ["one\u2028two", "a\u2029b\x85c"]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "data.jsonl").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
@@ -71,8 +69,7 @@ def test_only_line_feeds_end_json_lines(tmp_path: Path):
     assert source.documents == tuple(texts)
 
 
-def test_files_that_are_missing_or_of_other_types_are_refused(tmp_path: Path):
-    assert "No such file" in refused(tmp_path / "nothing.txt")
+def test_directories_without_text_are_refused(tmp_path: Path):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(b"\x89PNG")
     assert ".txt" in refused(tmp_path / "pictures")
@@ -94,7 +91,6 @@ def test_a_directory_is_read_in_the_order_of_its_paths(tmp_path: Path):
 
 
 def test_the_digest_depends_on_how_files_are_divided_into_sources(tmp_path: Path):
-    """All sources give equally many excerpts, while a longer document of one source gives more."""
     a, b = (tmp_path / name for name in ("a.txt", "b.txt"))
     for path in (a, b):
         path.write_text(path.name)
@@ -115,7 +111,6 @@ def test_longer_documents_give_more_excerpts_which_start_at_lines(tmp_path: Path
 
 
 def write_messages(path: Path, *texts: str) -> Path:
-    """Write a .jsonl file with a "message" on each line, and return its path."""
     path.write_text("".join(json.dumps({"message": text}) + "\n" for text in texts))
     return path
 
@@ -134,8 +129,6 @@ def test_a_file_of_messages_differs_from_a_file_of_text_and_must_not_contain_tex
 
 
 class NoAnswers:
-    """A TextWriter whose texts are the prompts alone."""
-
     name = "no answers"
 
     def write(
@@ -146,8 +139,7 @@ class NoAnswers:
 
 @pytest.mark.parametrize("template", [True, False])
 def test_a_whole_message_becomes_a_prompt(tmp_path: Path, template: bool):
-    """The prompt is the message in the chat template, if there is one. The second message is left
-    out, since a sequence of 80 tokens has no room for it and an answer."""
+    """A sequence of 80 tokens has no room for the second one."""
     tokenizer = make_tokenizer()
     if not template:
         tokenizer.chat_template = None
@@ -155,7 +147,7 @@ def test_a_whole_message_becomes_a_prompt(tmp_path: Path, template: bool):
     sources = read_sources([path])
     distiller = Distiller(NoAnswers(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
     distiller.check()
-    distiller.write_missing(tmp_path / "shards", [0], lambda *_: None)
+    distiller.write_missing(tmp_path / "shards", [0])
     data = distiller.read(tmp_path / "shards", [0])
     rows = zip(data.tokens, data.prompt_lengths, strict=True)
     prompts = {tokenizer.decode(tokens[:prompt_length]) for tokens, prompt_length in rows}

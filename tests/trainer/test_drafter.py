@@ -1,5 +1,4 @@
-"""The trainer's forward pass (`Drafter`), which computes all tokens and then all look-ahead rows,
-against plain passes of the model."""
+"""The trainer's forward pass against plain passes of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 
 from conftest import make_model
 from pass_exporter.model.adapter import Adapter, linear_layers, truncated
-from pass_exporter.model.head import candidates, new_head
+from pass_exporter.model.draft_head import candidates, new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_trainer.drafter import ADAPTED_LAYERS, Drafter, new_adapter
@@ -25,11 +24,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": ALTERNATING,
     "olmo2": {},
 }
-"""Settings of the tiny model of each family. Texts are longer than the sliding windows."""
+"""Texts are longer than the sliding windows."""
 
 
 def random_adapter(model: PreTrainedModel) -> Adapter:
-    """Return an adapter of rank 3 with an effect: its B are random, where a new adapter has 0."""
+    """Its B have an effect, as a new adapter's have not."""
     adapter = new_adapter(model, 3, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for b in adapter.lora_B:
@@ -52,8 +51,6 @@ def model(
 def test_drafts_are_those_of_a_plain_pass_over_an_anchor_and_its_look_ahead_rows(
     model: PreTrainedModel,
 ):
-    """The plain pass for an anchor reads the tokens up to it and its look-ahead rows, and adds the
-    adapter's results to these rows alone."""
     embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
     drafter = Drafter(model, embeddings, random_adapter(model))
     tokens = torch.randint(2, 300, (1, 20), generator=torch.Generator().manual_seed(3))
@@ -109,7 +106,6 @@ def test_a_pass_leaves_no_hooks_of_the_adapter_in_the_model(model: PreTrainedMod
 
 
 def test_truncating_an_adapter_loses_its_smallest_singular_values_alone(model: PreTrainedModel):
-    """At rank 3, that of the adapter, nothing is lost."""
     adapter = random_adapter(model)
     for rank in (1, 2, 3):
         cut = truncated(adapter, rank)
@@ -123,7 +119,7 @@ def test_truncating_an_adapter_loses_its_smallest_singular_values_alone(model: P
 
 @torch.no_grad()
 def test_the_head_computes_the_recurrence_of_its_docstring(model: PreTrainedModel):
-    """The drafter computes the rows of all groups at once, this test one row after another."""
+    """One row after another."""
     head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator().manual_seed(0))
     head.out.normal_(generator=torch.Generator().manual_seed(1))  # a new head has 0 there
     embeddings = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))

@@ -1,4 +1,4 @@
-"""`--data self`: prompts that the model writes itself; and the text writers of training."""
+"""`--data self`, and text writers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from conftest import EOS, SilentProgress, make_tokenizer
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
-from pass_trainer import self_prompts
 from pass_trainer.config import Recipe, TrainConfig
 from pass_trainer.corpus import SELF_NAME
-from pass_trainer.distill import Distiller
 from pass_trainer.run import run
-from pass_trainer.self_prompts import SelfPrompts
-from pass_trainer.text_writer import BundleTextWriter, TextWriter, TorchTextWriter
+from pass_trainer.text import MAX_BATCHES, Distiller, SelfPrompts
+from pass_trainer.writers import BundleTextWriter, TextWriter, TorchTextWriter
 
 EGG, POEM = "How do I boil an egg?", "Write a poem about foxes"
 ENDLESS = "A turn without an end"
 TURNS = [EGG, EGG, "ok", "", ENDLESS, POEM]
-"""Turns of a user. Only EGG and POEM are usable prompts: they end, and are not too short."""
+"""Only EGG and POEM end, and are not too short."""
 
 
 class TurnWriter:
-    """A TextWriter that writes `turns` again and again, each with an end token but ENDLESS."""
+    """Writes `turns` again and again, each with an end token but ENDLESS."""
 
     name = "turns"
 
@@ -80,7 +78,7 @@ def test_a_model_whose_turns_do_not_end_is_refused():
     writer = TurnWriter(tokenizer, [ENDLESS])
     with pytest.raises(PassError, match=r"the model writes too few user messages that end.*--data"):
         SelfPrompts(tokenizer, (EOS,), writer, 100).write(3, random.Random(0))
-    assert len(writer.calls) == self_prompts.MAX_BATCHES
+    assert len(writer.calls) == MAX_BATCHES
 
 
 def test_the_prompt_of_a_base_model_is_its_start_token():
@@ -100,7 +98,7 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
     tokenizer.chat_template = None
     writer, recipe = LoopWriter(tokenizer, TURNS), Recipe(sequences=2, length=80)
     distiller = Distiller(writer, tokenizer, (EOS,), [None], recipe)
-    distiller.write_missing(tmp_path, range(1), lambda _done, _total: None)
+    distiller.write_missing(tmp_path, range(1))
     data = distiller.read(tmp_path, [0])
     assert data.tokens[0, : data.lengths[0]].tolist() == [0, *range(10, 15), 7, 8, 9]
     assert int(data.prompt_lengths[0]) == 1
@@ -111,7 +109,6 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
 def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
     tiny_model: Path, tmp_path: Path, kind: str
 ):
-    """With the same seed it writes the same texts."""
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
     if kind == "int8":
@@ -137,7 +134,7 @@ def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
 def test_a_base_model_trains_on_text_of_its_own(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A later run with more sequences reads the shards of the first."""
+    """A later run reads the shards of the first."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("chat_template*"))

@@ -1,5 +1,4 @@
-"""How training uses a device: sizes of shards and batches by its memory, losses summed in chunks,
-and loops of texts found by worker processes."""
+"""How training uses a device."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from hypothesis import strategies as st
 
 from pass_exporter.model.families import Geometry
 from pass_runtime.measuring.lossless import loop_start
-from pass_trainer import loops, row_sum
+from pass_trainer import drafter, loops
 from pass_trainer.config import TrainConfig
-from pass_trainer.device_sizes import MAX_BATCH, MAX_SHARD_SEQUENCES, batch_size, shard_size
+from pass_trainer.sizes import MAX_BATCH, MAX_SHARD_SEQUENCES, batch_size, shard_size
 
 SMALL = Geometry(49152, 576, 30, 9, 3, 64, 8192, (None,) * 30)
-"""The sizes of a model of 135M parameters, whose MLPs are 1536 wide."""
+"""135M parameters; MLPs are 1536 wide."""
 LARGE = Geometry(32000, 4096, 32, 32, 32, 128, 4096, (None,) * 32)
-"""The sizes of a model of 7B parameters, whose MLPs are 11008 wide."""
+"""7B parameters; MLPs are 11008 wide."""
 GIB = 2**30
 
 
@@ -70,8 +69,7 @@ def test_longer_sequences_and_larger_models_get_smaller_sizes(memory: int):
 def squared_errors(
     hidden: torch.Tensor, corrections: torch.Tensor | None, states: torch.Tensor
 ) -> torch.Tensor:
-    """Return losses [n] of rows. They are not linear in hidden [n,H] and corrections [n,r], so that
-    gradients differ from row to row."""
+    """Return losses [n], whose gradients differ from row to row."""
     if corrections is not None:
         hidden = hidden + corrections @ torch.ones(corrections.shape[1], hidden.shape[1])
     return ((hidden - states) ** 2).sum(-1)
@@ -83,7 +81,7 @@ def test_a_sum_in_chunks_has_the_value_and_gradients_of_a_plain_sum(
     chunk_rows: int, corrected: bool, monkeypatch: pytest.MonkeyPatch
 ):
     vocabulary = 5
-    monkeypatch.setattr(row_sum, "CHUNK_ELEMENTS", chunk_rows * vocabulary)
+    monkeypatch.setattr(drafter, "CHUNK_ELEMENTS", chunk_rows * vocabulary)
     torch.manual_seed(0)
     hidden, states, weights = torch.randn(7, 4), torch.randn(7, 4), torch.rand(7)
     trained = [hidden, *([torch.randn(7, 2)] if corrected else [])]
@@ -92,7 +90,7 @@ def test_a_sum_in_chunks_has_the_value_and_gradients_of_a_plain_sum(
         inputs = [tensor.clone().requires_grad_() for tensor in trained]
         corrections = inputs[1] if corrected else None
         if in_chunks:
-            total = row_sum.sum_over_rows(
+            total = drafter.sum_over_rows(
                 squared_errors, inputs[0], corrections, states, weights, vocabulary
             )
         else:

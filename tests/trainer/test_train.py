@@ -1,4 +1,4 @@
-"""Whole training runs on a tiny model: loss, files, text that the model writes, two processes."""
+"""Whole training runs on a tiny model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from training import Silent, small_run, weights
 
 from pass_runtime import PassError
 from pass_trainer.config import TrainConfig
 from pass_trainer.run import run
-from pass_trainer.text_writer import TorchTextWriter
+from pass_trainer.train import chosen_at, clip_gradients
+from pass_trainer.writers import TorchTextWriter
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -47,6 +51,34 @@ def test_the_loss_falls_and_all_files_are_written(config: TrainConfig):
     ]
 
 
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 9))
+def test_every_epoch_takes_each_sequence_once_in_an_order_of_its_own(
+    sequences: int, count: int, seed: int
+):
+    steps = range(3 * sequences)
+    taken = [index for step in steps for index in chosen_at(step, count, sequences, seed)]
+    for epoch in range(3 * count):
+        expected = np.random.default_rng((seed, epoch)).permutation(sequences).tolist()
+        assert taken[epoch * sequences : (epoch + 1) * sequences] == expected
+
+
+def test_the_gradients_of_each_group_are_scaled_to_a_norm_of_at_most_1():
+    random = torch.Generator().manual_seed(0)
+    groups = []
+    # The gradients of the second group have a norm below 1, so they must stay as they are.
+    for scale, shapes in ((5.0, [(3, 4)]), (0.01, [(2,), (4, 2)]), (2.0, [(6,), (2, 2), (3,)])):
+        parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        for parameter in parameters:
+            parameter.grad = scale * torch.randn(parameter.shape, generator=random)
+        groups.append({"params": parameters})
+    before = [[parameter.grad.clone() for parameter in group["params"]] for group in groups]
+    clip_gradients(groups)
+    for group, gradients in zip(groups, before, strict=True):
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        for parameter, gradient in zip(group["params"], gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient / norm.clamp(min=1))
+
+
 def test_more_held_out_sequences_give_more_anchors_to_measure(config: TrainConfig):
     few, many = (
         run(replace(config, steps=1, held_out=n, output=config.output / str(n)), Silent())
@@ -58,8 +90,7 @@ def test_more_held_out_sequences_give_more_anchors_to_measure(config: TrainConfi
 
 
 def test_the_aim_decides_the_loss(config: TrainConfig):
-    """The aim `acceptance` gives a tenth of the distribution's loss, some 5 nats per draft, and
-    nine tenths of the rejection probability, at most 1 per draft."""
+    """Distribution: some 5 nats a draft. Acceptance: a tenth of that, and 0.9 of at most 1."""
     distribution, acceptance = (
         run(replace(config, steps=1, aim=aim, output=config.output / aim), Silent()).history.loss[0]
         for aim in ("distribution", "acceptance")
@@ -77,8 +108,7 @@ def test_a_finished_run_is_not_overwritten(config: TrainConfig):
 def test_a_run_writes_as_many_sequences_as_it_needs_in_shards_of_64(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shards: list[int]
 ):
-    """The last shard has the remaining sequences. A second run reads the shards of the first from
-    the cache, except one of another size, so that its text does not depend on the first run."""
+    """A second run reads the first one's shards, but one of another size."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
     sizes, progress = [], []
     write = TorchTextWriter.write
@@ -133,7 +163,6 @@ def test_a_run_without_an_adapter_saves_embeddings_alone(config: TrainConfig):
 
 
 def command(config: TrainConfig, output: Path, flags: str) -> list[str]:
-    """Return the arguments of python for a pass-train that reads the model and text of `config`."""
     recipe = "--sequences 64 --sequence-length 48 --prompt-tokens 4 8 --chat-share 0"
     flags = f"{flags} {recipe} --dtype fp32 --device cpu --write-with torch"
     files = ("--model", config.model, "--data", str(config.data[0]), "-o", str(output))
@@ -142,8 +171,6 @@ def command(config: TrainConfig, output: Path, flags: str) -> list[str]:
 
 @pytest.mark.slow
 def test_two_processes_average_their_gradients(config: TrainConfig, tmp_path: Path):
-    """Two processes with a batch of one sequence get the weights of one process with a batch of
-    two, and not those of one process with a batch of one."""
     config = replace(config, steps=4, lr=1e-2)  # a batch of two
     run(config, Silent())
     run(replace(config, batch=1, output=tmp_path / "batch1"), Silent())

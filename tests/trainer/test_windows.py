@@ -1,40 +1,38 @@
-"""Training windows: which tokens every look-ahead row sees, and its position."""
-
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_runtime.bundle.plan import Plan
+from pass_runtime.bundle.window import Window
 from pass_trainer.windows import full_groups, make_windows, sample_groups
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 8), st.data())
-def test_a_batch_is_laid_out_as_plans(width: int, batch: int, lookahead: int, data: st.DataObject):
-    """Each sequence of the batch is laid out as the window of a plan: its first token is the root,
-    its other tokens are drafts, and the look-ahead rows follow. Padding rows see the first token
-    alone."""
+def test_a_batch_is_laid_out_as_windows(
+    width: int, batch: int, lookahead: int, data: st.DataObject
+):
+    """Padding rows see the first token alone."""
     sizes = st.lists(st.integers(0, lookahead), min_size=1, max_size=width)
     groups = [np.array(data.draw(sizes)) for _ in range(batch)]
-    windows = make_windows(groups, width)
-    plans = [Plan("train", width - 1, tuple(each.tolist())) for each in groups]
-    rows = max([1, *(plan.width - width for plan in plans)])
-    assert windows.mask.shape == (batch, 1, rows, width + rows)
+    made = make_windows(groups, width)
+    windows = [Window("train", width - 1, tuple(each.tolist())) for each in groups]
+    rows = max([1, *(window.width - width for window in windows)])
+    assert made.mask.shape == (batch, 1, rows, width + rows)
     valid = np.zeros((batch, rows), np.bool_)
-    valid.flat[windows.rows.numpy()] = True
-    for b, plan in enumerate(plans):
-        used = plan.width - width
+    valid.flat[made.rows.numpy()] = True
+    for b, window in enumerate(windows):
+        used = window.width - width
         assert valid[b].tolist() == [True] * used + [False] * (rows - used)
-        assert windows.anchors[b] == np.count_nonzero(groups[b])
+        assert made.anchors[b] == np.count_nonzero(groups[b])
         padding = [0] * (rows - used)
-        assert windows.lookahead_index[b].tolist() == plan.lookahead_ids(0).tolist() + padding
-        assert windows.position[b].tolist() == plan.row_position[width:].tolist() + padding
+        assert made.lookahead_index[b].tolist() == window.lookahead_ids(0).tolist() + padding
+        assert made.position[b].tolist() == window.row_position[width:].tolist() + padding
         expected = np.zeros((rows, width + rows), np.bool_)
-        expected[:used, : plan.width] = plan.window_mask[width:]
+        expected[:used, : window.width] = window.window_mask[width:]
         expected[used:, 0] = True
-        np.testing.assert_array_equal(windows.mask[b, 0].numpy(), expected)
+        np.testing.assert_array_equal(made.mask[b, 0].numpy(), expected)
 
 
 @settings(deadline=None)

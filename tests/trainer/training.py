@@ -1,6 +1,3 @@
-"""What the tests of training share: the settings of a short run on the tiny model, progress that
-shows nothing or interrupts a run, and the weights that a run wrote."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,15 +9,12 @@ from pass_trainer.config import Recipe, TrainConfig
 
 
 class Silent:
-    """A pass_trainer.run.TrainProgress that shows nothing."""
-
     def phase(self, _name: str):
         return lambda _done, _total, _note="": None
 
 
 class Interrupted(Silent):
-    """Raises KeyboardInterrupt, as Ctrl-C does, at the end of training step `steps` + 1 of this
-    process."""
+    """Raises KeyboardInterrupt at the end of step `steps` + 1 of this process."""
 
     def __init__(self, steps: int) -> None:
         self._steps_left = steps
@@ -35,8 +29,7 @@ class Interrupted(Silent):
 
 
 def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
-    """Return the settings of a run of 30 steps on 64 sequences, whose prompts are from the file
-    `text`. Write 400 lines to this file if it does not exist."""
+    """30 steps on 64 sequences, whose prompts are from `text`."""
     if not text.exists():
         text.write_text(
             "".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400))
@@ -48,7 +41,6 @@ def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
-    """Return the look-ahead weights that a run wrote to its output `directory`."""
     return load_file(directory / "lookahead.safetensors")
 
 

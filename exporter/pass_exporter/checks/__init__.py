@@ -1,1 +1,1 @@
-"""Checks of an export: the exporter runs them on the bundle that it has just written."""
+"""Checks of the bundle that an export has just written."""

@@ -1,2 +1,1 @@
-"""Derives faster trunks for one of ONNX Runtime's devices from trunk.onnx, the portable trunk. All
-share its weights file."""
+"""Derives faster trunks for the CPU and for CUDA from trunk.onnx, the portable trunk."""

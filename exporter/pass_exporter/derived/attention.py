@@ -12,23 +12,19 @@ from onnx_ir.convenience import extract
 from pass_exporter.derived.heads import puts_heads_first
 from pass_exporter.trunk.graph import initializer, take_place
 from pass_runtime.backends.ort import onnxruntime as ort
+from pass_runtime.errors import PassError
 
 MIN_TABLE_ROWS = 2048
-"""The smallest number of positions in the tables of cos and sin: an export's checks of a tiny model
-use more positions than its capacity."""
+"""An export's checks of a tiny model use more positions than its capacity."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """The attention of one layer in the portable trunk.
 
-    attention: the node. rotary: the RotaryEmbedding of q; that of k has the same cos, sin and
-    attributes.
-    by_head: q, k and v [B,Q,heads,D], not yet rotated.
-    past, present: the layer's cache of keys and of values, as inputs and as outputs of the trunk.
-    heads, kv_heads: the number of heads of q, and of k and v. head_size: D.
-    result: the rows [B,Q,H*D] that the output projection reads.
-    window: the sliding window in positions, None if the layer has none.
+    rotary: of q; that of k has the same cos, sin and attributes. by_head: q, k and v [B,Q,heads,D],
+    not yet rotated. past, present: the cache of keys and of values. result: the rows [B,Q,H*D] that
+    the output projection reads. window: the sliding window in positions, or None.
     """
 
     attention: ir.Node
@@ -48,17 +44,20 @@ class Layer:
 
     @property
     def cos_sin(self) -> tuple[ir.Value | None, ...]:
-        """The graph's values of cos and sin: layers with the same RoPE base share them."""
+        """The values of cos and sin, which layers with the same RoPE base share."""
         return tuple(self.rotary.inputs[1:3])
 
 
-class UnsupportedAttention(Exception):
+class UnsupportedAttention(PassError):
     """A layer's attention has other nodes than expected."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's attention is none that derived trunks compute; report it")
 
 
 def read_layers(graph: ir.Graph, windows: Sequence[int | None]) -> list[Layer]:
     """Find the attention of every layer; raise UnsupportedAttention if it has other nodes than
-    expected. windows: each layer's sliding window in positions, None if the layer has none."""
+    expected. windows: each layer's sliding window in positions, or None."""
     attentions = [node for node in graph if node.op_type == "Attention"]
     return [_read_layer(node, window) for node, window in zip(attentions, windows, strict=True)]
 
@@ -112,8 +111,8 @@ def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
 def rotation_tables(
     model: ir.Model, layers: Sequence[Layer], max_capacity: int
 ) -> dict[tuple[ir.Value | None, ...], list[ir.Value]]:
-    """Return constants with cos and sin [positions,D/2] of every position, by `Layer.cos_sin`. They
-    are computed by running the trunk's own nodes."""
+    """Return constants with cos and sin [positions,D/2], by `Layer.cos_sin`, which the trunk's own
+    nodes compute."""
     positions = np.arange(max(max_capacity + 1, MIN_TABLE_ROWS))
     feed = {"length": np.zeros(1, np.int64), "row_position": positions}
     constants = {}
@@ -130,8 +129,8 @@ def rotation_tables(
 
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Make all readers of `old` read `new`. If `old` is an output of the graph, `new` becomes that
-    output, with its name."""
+    """Make all readers of `old` read `new`, which also takes the place of an output of the
+    graph."""
     for index, output in enumerate(graph.outputs):
         if output is old:
             graph.outputs[index] = new
@@ -140,7 +139,6 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
 
 
 def _result(attention: ir.Node) -> ir.Value:
-    """Return `Layer.result`: what a Transpose and a Reshape make of the attention's output."""
     value = attention.outputs[0]
     for op_type in ("Transpose", "Reshape"):
         users = [use.node for use in value.uses()]
@@ -151,7 +149,6 @@ def _result(attention: ir.Node) -> ir.Value:
 
 
 def _size(value: ir.Value, axis: int) -> int:
-    """Return the size of [B,heads,Q,D] along an axis on which it is static."""
     size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
         raise UnsupportedAttention
@@ -159,7 +156,6 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
-    """Return the node that computes `value`; raise UnsupportedAttention if it is no `op_type`."""
     node = _required(value).producer()
     if node is None or node.op_type != op_type:
         raise UnsupportedAttention

@@ -1,21 +1,11 @@
-"""Derives the trunks for ONNX Runtime's CUDA provider, with as few nodes as its own operators
-allow: one for a single sequence and one for batches and, if there is an adapter, each also in a
-version for passes without look-ahead rows.
+"""Derives trunks for ONNX Runtime on CUDA: for one sequence and for batches and, if there is an
+adapter, also for passes without look-ahead rows. Launching a kernel takes 2 to 4 microseconds, so a
+Llama's layer has 9 nodes, 18 in the trunk for batches, and 26 in the portable trunk.
 
-A pass of few rows takes a GPU little longer than launching the kernels of its nodes, which takes 2
-to 4 microseconds for each node on an H200. So a layer of a Llama has 9 nodes here, or 18 in the
-trunk for batches; in the portable trunk it has 26.
-
-For one sequence, attention is a GroupQueryAttention: it reads the KV cache in place, while
-`Attention` with a mask first copies K and V for every query head. GroupQueryAttention takes two
-lengths. It reads `total_sequence_length` on the host, so this cannot be the length of the text: a
-captured CUDA graph would keep the value of the pass in which it was captured. It is the capacity,
-which is the size of an input. `seqlens_k`, on the device, is the number of valid entries minus one;
-the entries after these are not read.
-
-The operator has kernels for 16-bit dtypes only. It refuses batches of windows with several rows
-("batch_size must be 1 when sequence_length > 1 and past context is given", a check that its CPU and
-CUDA kernels share), so the trunk for batches has the portable trunk's attention and masks.
+GroupQueryAttention reads the KV cache in place. Its `total_sequence_length`, read on the host, is
+the capacity, because a captured graph keeps it; `seqlens_k` is the number of valid entries minus
+one. It has kernels for 16-bit dtypes only and refuses windows of several rows in a batch: the trunk
+for batches keeps `Attention`, which copies K and V for every query head.
 """
 
 from __future__ import annotations
@@ -30,7 +20,6 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from pass_exporter.derived.adapter_gate import gate_adapter_results
 from pass_exporter.derived.attention import (
     MIN_TABLE_ROWS,
     Layer,
@@ -40,39 +29,37 @@ from pass_exporter.derived.attention import (
     replace_value,
     rotation_tables,
 )
-from pass_exporter.derived.embeddings import join_embedding_tables, remove_index_conversions
 from pass_exporter.derived.heads import (
     norm_before_transpose,
     split_heads_by_constant,
     split_heads_together,
 )
-from pass_exporter.derived.projections import add_biases_before_split, split_by_one_node
-from pass_exporter.derived.residual_norms import DOMAIN, fuse_residual_norms
-from pass_exporter.derived.silu_products import fuse_silu_products
-from pass_exporter.derived.without_adapter import drop_adapter
+from pass_exporter.derived.rewrites import (
+    DOMAIN,
+    add_biases_before_split,
+    drop_adapter,
+    fuse_residual_norms,
+    fuse_silu_products,
+    gate_adapter_results,
+    join_embedding_tables,
+    remove_index_conversions,
+    split_by_one_node,
+)
+from pass_exporter.model.families import Geometry
 from pass_exporter.trunk.graph import initializer
 from pass_runtime.bundle.manifest import DerivedTrunk
 
 SINGLE_STEM, BATCHED_STEM = "trunk.cuda.one", "trunk.cuda"
-"""The file names, without suffixes, of the trunks for one sequence and for batches."""
 HEAD_SIZE_MULTIPLE = 16
-"""GroupQueryAttention rotates only heads whose size is a multiple of this."""
+"""Of the heads that GroupQueryAttention rotates."""
 PLAIN_MAX_BYTES = 2 << 30
-"""The largest size of the weights for which there is also a trunk without the adapter. Opening both
-trunks puts the weights on the device twice, and a pass over larger weights takes so long that the
-saved launches do not matter."""
+"""Larger weights get no trunk without the adapter: both would put them on the device."""
 
 
 @dataclass(frozen=True)
 class _SharedInputs:
-    """Inputs of GroupQueryAttention that layers share.
-
-    sizes: `seqlens_k` [1], the number of valid entries minus one, and `total_sequence_length`, the
-    capacity.
-    tables: the tables of cos and sin (`rotation_tables`), by `Layer.cos_sin`.
-    positions: [1,Q], of the window's rows.
-    biases: what is added to the attention scores [1,1,Q,S] to mask entries, by `Layer.window`.
-    """
+    """sizes: `seqlens_k` [1] and `total_sequence_length`. tables: cos and sin, by `Layer.cos_sin`.
+    positions: [1,Q]. biases: added to the attention scores [1,1,Q,S], by `Layer.window`."""
 
     sizes: Sequence[ir.Value]
     tables: Mapping[tuple[ir.Value | None, ...], Sequence[ir.Value]]
@@ -81,32 +68,22 @@ class _SharedInputs:
 
 
 def write_trunks_for_cuda(
-    trunk: ir.Model,
-    directory: Path,
-    vocab_size: int,
-    max_capacity: int,
-    windows: Sequence[int | None],
+    trunk: ir.Model, directory: Path, sizes: Geometry
 ) -> tuple[DerivedTrunk, ...]:
-    """Write the derived graphs to `directory`, and return their manifest entries. Those for passes
-    without look-ahead rows are left out if the weights are larger than PLAIN_MAX_BYTES.
-
-    trunk: the portable graph, whose weights file the derived graphs share.
-    windows: each layer's sliding window in positions, None if the layer has none.
-    Raises UnsupportedAttention, and writes nothing, if GroupQueryAttention cannot compute the
-    model's attention.
-    """
+    """Write the graphs derived from `trunk`, which share its weights file, and return their
+    manifest entries. Raises UnsupportedAttention, and writes nothing, for other attention than
+    GroupQueryAttention's."""
     model = _copy(trunk)
     norm_before_transpose(model.graph)
     split_heads_by_constant(model.graph)
-    _replace_attention(model, max_capacity, windows)
-    derived = _write(model, directory / SINGLE_STEM, 1, vocab_size)
+    _replace_attention(model, sizes.max_capacity, sizes.windows)
+    derived = _write(model, directory / SINGLE_STEM, 1, sizes.vocab_size)
     model = _copy(trunk)
     split_heads_together(model.graph)
-    return derived + _write(model, directory / BATCHED_STEM, None, vocab_size)
+    return derived + _write(model, directory / BATCHED_STEM, None, sizes.vocab_size)
 
 
 def _copy(trunk: ir.Model) -> ir.Model:
-    """Return a copy of the portable trunk in which one Split makes q, k and v of their product."""
     model = trunk.clone()
     split_by_one_node(model.graph)
     add_biases_before_split(model.graph)
@@ -116,11 +93,6 @@ def _copy(trunk: ir.Model) -> ir.Model:
 def _write(
     model: ir.Model, stem: Path, batch: Literal[1] | None, vocab_size: int
 ) -> tuple[DerivedTrunk, ...]:
-    """Rewrite what is not attention, and write the graph for all passes and, if there is an adapter
-    and the weights are small, the one for passes without look-ahead rows.
-
-    stem: the path of the files without their suffixes. batch: 1 if the graph is for one sequence.
-    """
     graph = model.graph
     join_embedding_tables(graph, vocab_size)
     remove_index_conversions(graph)
@@ -130,16 +102,13 @@ def _write(
     fuse_silu_products(graph)
     derived = DerivedTrunk(file=f"{stem.name}.onnx", device="cuda", batch=batch)
     _save(model, stem.with_name(derived.file))
-    if _weight_bytes(graph) > PLAIN_MAX_BYTES or not drop_adapter(graph, "GatedAdd"):
+    tensors = (value.const_value for value in graph.initializers.values())
+    weight_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    if weight_bytes > PLAIN_MAX_BYTES or not drop_adapter(graph):
         return (derived,)
     plain = derived.model_copy(update={"file": f"{stem.name}.plain.onnx", "lookahead_rows": False})
     _save(model, stem.with_name(plain.file))
     return derived, plain
-
-
-def _weight_bytes(graph: ir.Graph) -> int:
-    tensors = (value.const_value for value in graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def _save(model: ir.Model, path: Path) -> None:
@@ -149,26 +118,19 @@ def _save(model: ir.Model, path: Path) -> None:
 
 def _replace_attention(model: ir.Model, max_capacity: int, windows: Sequence[int | None]) -> None:
     layers = read_layers(model.graph, windows)
-    if not all(_is_rotatable(layer) for layer in layers):
-        raise UnsupportedAttention
+    for layer in layers:
+        is_whole = "rotary_embedding_dim" not in layer.rotary.attributes
+        if not is_whole or layer.head_size % HEAD_SIZE_MULTIPLE:
+            raise UnsupportedAttention
     shared = _shared_inputs(model, layers, max_capacity)
     for layer in layers:
         _replace(model.graph, layer, shared)
     model.graph.opset_imports[DOMAIN] = 1
 
 
-def _is_rotatable(layer: Layer) -> bool:
-    whole = "rotary_embedding_dim" not in layer.rotary.attributes
-    return whole and layer.head_size % HEAD_SIZE_MULTIPLE == 0
-
-
 def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) -> _SharedInputs:
-    """Add the nodes that compute the shared inputs, at the beginning of the graph.
-
-    ONNX Runtime computes shapes on the host, so a node that reads both a size and a tensor of the
-    device would need a copy of the size. Therefore sizes are used only as bounds of a Slice of a
-    constant, or as shapes.
-    """
+    """A node that reads a size (on the host) and a tensor of the device would copy the size: sizes
+    are only bounds of a Slice of a constant, or shapes."""
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     length, row_position, mask = inputs["length"], inputs["row_position"], inputs["window_mask"]

@@ -15,7 +15,6 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def packed_bytes(columns: int, inputs: int, bits: int, *, symmetric: bool) -> int:
-    """The size of a packed weight."""
     block = CODE_BYTES[bits] + (32 if symmetric else 64)
     return -(-columns // GROUP) * -(-inputs // BLOCK) * block
 
@@ -33,10 +32,10 @@ def pack(
     scales: npt.NDArray[np.float16],
     offsets: npt.NDArray[np.float16] | None,
 ) -> Bytes:
-    """Pack a weight, value = code * scale + offset, to [groups,blocks,bytes].
+    """Pack a weight, value = code * scale + offset, to [groups,blocks,bytes], the last filled up
+    with 0.
 
-    codes: [out,in]. scales, offsets: [out,blocks]; no offsets if the weight is symmetric: the code
-    in the middle stands for 0. What fills the last group and block is 0.
+    codes: [out,in]. scales, offsets: [out,blocks]; no offsets if the weight is symmetric.
     """
     outputs, inputs = codes.shape
     groups, blocks = -(-outputs // GROUP), -(-inputs // BLOCK)
@@ -65,7 +64,6 @@ def interleave(gate: Bytes, up: Bytes) -> Bytes:
 
 
 def _by_group(values: npt.NDArray[Any], padding: int) -> Bytes:
-    """Return [out,blocks] float16 as bytes [groups,blocks,32]."""
     padded = np.pad(values.astype("<f2"), ((0, padding), (0, 0)))
     grouped = padded.reshape(-1, GROUP, padded.shape[1]).transpose(0, 2, 1)
     return np.ascontiguousarray(grouped).view(np.uint8)

@@ -1,12 +1,10 @@
-"""Replaces a trunk's products by the operators Product and DenseProduct of the CPU's kernels.
-
-A Product has codes, and takes in what surrounds it: a bias, the adapter of look-ahead rows, and
-activation(gate) * up. Weights that are not quantized stay in their file, for DenseProduct.
-"""
+"""Replaces a trunk's products by the CPU's operators: Product, of codes, which takes in a bias, the
+adapter of look-ahead rows, and activation(gate) * up; and DenseProduct, of weights that stay in
+their file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,30 +13,38 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from pass_exporter.derived.adapter_rows import adapter_pads, gather_and_products
 from pass_exporter.derived.attention import replace_value
-from pass_exporter.derived.heads import only_user
 from pass_exporter.derived.packing import GROUP, Bytes, interleave, is_symmetric, pack, packed_bytes
+from pass_exporter.derived.rewrites import adapter_pads, gather_and_products
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
 from pass_exporter.quantize.spec import INT8
 from pass_exporter.quantize.weights import ADAPTER_PREFIX, QuantizedModel
-from pass_exporter.trunk.graph import WeightParts, initializer, take_place
+from pass_exporter.trunk.graph import (
+    WeightParts,
+    constant,
+    graph_input,
+    initializer,
+    lazy_initializer,
+    only_user,
+    other_input,
+    producer,
+    take_place,
+)
 from pass_runtime.bundle.tensors import LOOKAHEAD_ROWS
 
 DOMAIN = "pass.cpu"
 SILU, GELU_TANH = 1, 2
-"""The values of the attribute `activation`."""
+"""Values of the attribute `activation`."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
 class _Linear:
-    """A product of rows with a quantized weight, and the nodes around it that become part of it.
+    """A product of rows [B,Q,in] with a quantized weight, and the nodes around it that it takes in.
 
-    rows: [B,Q,in]. parts: the weights [out_i,in] that it joins. outputs: the values that other
-    nodes read: one, or one for each part of the outputs, of `widths` columns. adapters: the
-    matrices A [in,rank] and B [rank,out_i] of each part; None where it has none.
+    parts: the weights [out_i,in] that it joins. outputs: what other nodes read, one or one for each
+    part, of `widths` columns. adapters: A [in,rank] and B [rank,out_i] of each part, or None.
     """
 
     name: str
@@ -98,13 +104,14 @@ def _read_linear(
     assert rows is not None
     linear = _Linear(name, node, rows, parts, [], [])
     result = node.outputs[0]
-    add = only_user(result, "Add")
-    bias = None if add is None else _constant(_other(add, result))
-    if add is not None and bias is not None and bias.ndim == 1:
-        linear.bias, result = bias, add.outputs[0]
+    add, bias = _bias(result)
+    if add is not None:
+        linear.bias, result = constant(bias), add.outputs[0]
         linear.removed.append(add)
     split = only_user(result, "Split")
-    if split is None or not _splits_last_axis(split):
+    shape = None if split is None else split.outputs[0].shape
+    axis = None if split is None else split.attributes.get_int("axis", 0)
+    if split is None or shape is None or axis not in (-1, len(shape) - 1):
         linear.outputs, linear.widths = [result], [sum(len(part.data) for part in parts)]
     else:
         linear.outputs = list(split.outputs)
@@ -112,24 +119,29 @@ def _read_linear(
         linear.removed.append(split)
     for index, value in enumerate(linear.outputs):
         add = only_user(value, "Add")
-        pad = None if add is None else _other(add, value)
+        pad = None if add is None else other_input(add, value)
         if add is None or pad is None or pad not in pads:
             linear.adapters.append(None)
             continue
-        producer = pad.producer()
-        assert producer is not None
-        linear.adapters.append(_read_adapter(producer, rows))
+        linear.adapters.append(_read_adapter(producer(pad), rows))
         linear.outputs[index] = add.outputs[0]
         linear.removed.append(add)
     return linear
 
 
+def _bias(result: ir.Value) -> tuple[ir.Node | None, ir.Value | None]:
+    add = only_user(result, "Add")
+    bias = None if add is None else other_input(add, result)
+    vector = constant(bias)
+    return (add, bias) if vector is not None and vector.ndim == 1 else (None, None)
+
+
 def _read_adapter(pad: ir.Node, rows: ir.Value) -> tuple[Array, Array]:
-    """Return A [in,rank] and B [rank,out] of the adapter whose results `pad` pads. The matrices A
-    of layers that read the same rows may be joined, and the product split."""
+    """Return A [in,rank] and B [rank,out] of the adapter whose results `pad` pads. Layers that read
+    the same rows may have joined A's, and a split product."""
     gather, (by_b, *split, by_a) = gather_and_products(pad)
     assert gather.inputs[0] is rows
-    a, b = _constant(by_a.inputs[1]), _constant(by_b.inputs[1])
+    a, b = constant(by_a.inputs[1]), constant(by_b.inputs[1])
     assert a is not None and b is not None
     if split:
         index = split[0].outputs.index(by_b.inputs[0])
@@ -143,14 +155,8 @@ def _columns(value: ir.Value) -> int:
     return size
 
 
-def _splits_last_axis(split: ir.Node) -> bool:
-    shape = split.outputs[0].shape
-    return shape is not None and split.attributes.get_int("axis", 0) in (-1, len(shape) - 1)
-
-
 def _with_gates(graph: ir.Graph, linears: list[_Linear]) -> list[_Linear]:
-    """Join the products of a gate and what it is multiplied with. They have to have no bias, which
-    would be added after the activation."""
+    """Join the products of a gate and what it is multiplied with, if they have no bias."""
     by_output = {value: linear for linear in linears for value in linear.outputs}
     for gate, up, activation, product, removed in _gates(graph):
         first, second = by_output.get(gate), by_output.get(up)
@@ -189,8 +195,8 @@ def _outputs(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
 def _gates(
     graph: ir.Graph,
 ) -> list[tuple[ir.Value, ir.Value, int, ir.Node, list[ir.Node]]]:
-    """Find activation(gate) * up. Return gate, up, the activation, the last node, and the nodes
-    before it, the last first."""
+    """Find activation(gate) * up. Return gate, up, the activation, the last node, and those before
+    it, the last first."""
     found = []
     for node in graph:
         gate = node.inputs[0] if node.inputs else None
@@ -199,33 +205,17 @@ def _gates(
             if product is None or gate not in product.inputs:
                 continue
             activated, removed, activation = product.outputs[0], [product, node], SILU
-        elif node.op_type == "Gelu" and gate is not None and _is_tanh(node):
+        elif node.op_type == "Gelu" and gate is not None:
+            if node.attributes.get_string("approximate", "none") != "tanh":
+                continue
             activated, removed, activation = node.outputs[0], [node], GELU_TANH
         else:
             continue
         last = only_user(activated, "Mul")
-        up = None if last is None else _other(last, activated)
-        if last is not None and up is not None and _same_size(up, gate):
+        up = None if last is None else other_input(last, activated)
+        if last is not None and up is not None and up.shape == gate.shape:
             found.append((gate, up, activation, last, removed))
     return found
-
-
-def _is_tanh(node: ir.Node) -> bool:
-    attribute = node.attributes.get("approximate")
-    return attribute is not None and attribute.as_string() == "tanh"
-
-
-def _same_size(first: ir.Value, second: ir.Value) -> bool:
-    return first.shape is not None and second.shape is not None and first.shape == second.shape
-
-
-def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """Return the other input of a node with two."""
-    return next((each for each in node.inputs if each is not value), None)
-
-
-def _constant(value: ir.Value | None) -> Array | None:
-    return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
 def _write_product(graph: ir.Graph, linear: _Linear) -> None:
@@ -238,8 +228,7 @@ def _write_product(graph: ir.Graph, linear: _Linear) -> None:
     bias = linear.bias
     inputs.append(None if bias is None else initializer(graph, f"{linear.name}.bias", bias))
     if any(linear.adapters):
-        rows = next(value for value in graph.inputs if value.name == LOOKAHEAD_ROWS)
-        inputs += [rows, *_adapter(graph, linear, attributes)]
+        inputs += [graph_input(graph, LOOKAHEAD_ROWS), *_adapter(graph, linear, attributes)]
     while inputs[-1] is None:
         inputs.pop()
     node = ir.node("Product", inputs, attributes, domain=DOMAIN)
@@ -254,15 +243,12 @@ def _write_product(graph: ir.Graph, linear: _Linear) -> None:
     graph.insert_before(linear.node, added)
     for old, new in zip(linear.outputs, results, strict=True):
         replace_value(graph, old, new)
-    graph.remove([*_readers_first(graph, {*linear.removed, linear.node})], safe=True)
-
-
-def _readers_first(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
-    return [node for node in reversed(graph) if node in nodes]
+    removed = {*linear.removed, linear.node}
+    graph.remove([node for node in reversed(graph) if node in removed], safe=True)
 
 
 def _adapter(graph: ir.Graph, linear: _Linear, attributes: dict[str, int]) -> list[ir.Value]:
-    """Return the inputs a and b of the product's adapter; add its attributes."""
+    """Return the product's inputs a and b; add its attributes."""
     rank = next(len(pair[1]) for pair in linear.adapters if pair is not None)
     pairs = [
         pair or (np.zeros((linear.inputs, rank)), np.zeros((rank, width)))
@@ -290,7 +276,6 @@ def _adapter(graph: ir.Graph, linear: _Linear, attributes: dict[str, int]) -> li
 
 
 def _pack_matrix(matrix: Array) -> Bytes:
-    """Round a matrix [in,out] to 8 bits and pack it."""
     padded = np.pad(matrix, ((0, -len(matrix) % 32), (0, 0)))
     weight = torch.from_numpy(padded.T.astype(np.float32))
     rounded = round_to(INT8, weight)
@@ -301,11 +286,11 @@ def _pack_matrix(matrix: Array) -> Bytes:
 def packed_weight(
     graph: ir.Graph, name: str, parts: Sequence[QuantizedWeight], *, gated: bool = False
 ) -> tuple[ir.Value, dict[str, int]]:
-    """Return the initializer `name`.packed, which is packed when it is written, and the attributes
-    that say how. If `gated`, the groups of the two parts alternate."""
-    layouts = [part.unsigned()[1:] for part in parts]
+    """Return the initializer `name`.packed, packed when it is written, and the attributes that say
+    how. If `gated`, the groups of the two parts alternate."""
+    layouts = [part.layout() for part in parts]
     bits = max(bits for bits, *_ in layouts)
-    symmetric = all(own == bits and is_symmetric(own, *rest) for own, *rest in layouts)
+    symmetric = all(own == bits and is_symmetric(own, *rest) for own, _, *rest in layouts)
     widths, inputs = [len(part.data) for part in parts], parts[0].inputs
     if not gated:
         widths = [sum(widths)]
@@ -324,23 +309,8 @@ def packed_weight(
         ]
         return ir.tensor((interleave(*packed) if gated else packed[0]).reshape(-1))
 
-    value = lazy_initializer(graph, f"{name}.packed", ir.DataType.UINT8, size, compute)
+    value = lazy_initializer(graph, f"{name}.packed", ir.DataType.UINT8, [size], compute)
     return value, {"bits": bits, "symmetric": int(symmetric)}
-
-
-def lazy_initializer(
-    graph: ir.Graph,
-    name: str,
-    dtype: ir.DataType,
-    size: int,
-    compute: Callable[[], ir.TensorProtocol],
-) -> ir.Value:
-    if name not in graph.initializers:
-        shape = ir.Shape([size])
-        value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
-        value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=shape, name=name)
-        graph.register_initializer(value)
-    return graph.initializers[name]
 
 
 def _use_dense_product(graph: ir.Graph, node: ir.Node) -> None:
@@ -352,13 +322,9 @@ def _use_dense_product(graph: ir.Graph, node: ir.Node) -> None:
     if weight is None or not weight.is_initializer() or weight.dtype != ir.DataType.FLOAT:
         return
     inputs, result = [rows, weight], node.outputs[0]
-    add = only_user(result, "Add")
-    bias = None if add is None else _other(add, result)
-    constant = _constant(bias)
-    if bias is not None and constant is not None and constant.ndim == 1:
+    add, bias = _bias(result)
+    if bias is not None:
         inputs.append(bias)
-    else:
-        add = None
     last = add or node
     product = ir.node("DenseProduct", inputs, {"by_column": by_column}, domain=DOMAIN)
     graph.insert_before(node, product)

@@ -1,1 +1,1 @@
-"""Implements `pass-export build`: builds TensorRT or TensorRT-RTX engines for a bundle."""
+"""`pass-export build`: TensorRT and TensorRT-RTX engines for a bundle."""

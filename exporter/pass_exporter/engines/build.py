@@ -1,5 +1,4 @@
-"""Builds all engines of a bundle, first the tails and then the trunk, and lists them in the
-manifest."""
+"""Builds all engines of a bundle, the trunk last, and lists them in the manifest."""
 
 from __future__ import annotations
 
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pass_exporter.config import EngineConfig
-from pass_exporter.engines import staging as engine_staging
 from pass_exporter.engines.builder import EngineBuilder, Source
-from pass_exporter.engines.graph import aliases, tail_for_tensorrt, trunk_for_tensorrt, widened
+from pass_exporter.engines.install import finished_engine, install, save_engine, staging
 from pass_exporter.engines.memory import MemoryEstimate, check_fits, estimate
 from pass_exporter.engines.profiles import (
     column_steps,
-    engine_plans,
+    engine_windows,
     logprobs_profiles,
     processors_profiles,
     tail_profiles,
@@ -29,11 +27,24 @@ from pass_exporter.engines.target import (
     choose_targets,
     choose_widths,
 )
-from pass_exporter.progress import Progress, Step
+from pass_exporter.engines.tensorrt_graphs import (
+    aliases,
+    tail_for_tensorrt,
+    trunk_for_tensorrt,
+    widened,
+)
+from pass_exporter.progress import Progress
 from pass_runtime.backends.cuda import find_device, why_no_device
 from pass_runtime.backends.trt.library import find_library, import_library
 from pass_runtime.bundle.integrity import verify_files
-from pass_runtime.bundle.manifest import EngineFile, EngineSet, Graph, Manifest, Profile, Tensor
+from pass_runtime.bundle.manifest import (
+    EngineFile,
+    EngineSet,
+    Graph,
+    Manifest,
+    Profile,
+    Tensor,
+)
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
@@ -43,14 +54,14 @@ if TYPE_CHECKING:
     from pass_exporter.engines.compare import Comparison
 
 BUILD_FLAGS_KEY = "user allocation"
-"""Names the flags that `EngineBuilder` sets, as a part of `_key`. Change it with the flags, so that
-no build takes over engines that an interrupted build made with other flags."""
+"""Names the flags of `EngineBuilder` in `_key`: change both, or a build takes over engines with
+others."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The result of `build_engines`. memory: what decoding needs. resumed: how many of the engines
-    an interrupted build had finished. comparisons: by plan, () if the engines were not compared."""
+    """memory: what decoding needs. resumed: engines of an interrupted build. comparisons: by
+    window, () if the engines were not compared."""
 
     engines: EngineSet
     memory: MemoryEstimate
@@ -62,56 +73,10 @@ class BuildReport:
         return sum(engine.bytes for engine in self.engines.engines)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A build with checked settings. name: the engines' library, version and targets. columns: as
-    for `trunk_profiles`. sources: the graphs to build engines from, the trunk last."""
-
-    manifest: Manifest
-    name: str
-    targets: tuple[str, ...]
-    columns: tuple[int, ...]
-    prefill_widths: tuple[int, ...]
-    sources: Sequence[Source]
-    memory: MemoryEstimate
-    builder: EngineBuilder
-
-
 def build_engines(bundle: Path, config: EngineConfig, progress: Progress) -> BuildReport:
-    """Build all engines and install them in `bundle`.
-
-    Raises PassError if a setting is invalid or a build fails, and, if `config.verify` is set and
-    the engines' logits differ too much, after the installation.
-    """
+    """Build all engines and install them in `bundle`. Raises PassError if a setting is invalid or a
+    build fails, or after the installation if `config.verify` finds other logits."""
     progress.phase("checking the bundle")
-    job = _prepare(bundle, config)
-    with engine_staging.staging(bundle, job.name) as directory:
-        files, resumed = _build_all(job, directory, config.timing_cache, progress)
-        engines = EngineSet(
-            directory=f"{job.name}-{_digest(file.sha256 for file in files)}",
-            library=job.builder.library.name,
-            version=job.builder.version,
-            targets=job.targets,
-            bundle=job.manifest.content_hash,
-            lookahead=job.manifest.lookahead.length,
-            max_batch_size=config.max_batch_size,
-            capacities=job.columns,
-            prefill_widths=job.prefill_widths,
-            engines=tuple(files),
-        )
-        progress.phase("writing the manifest")
-        engine_staging.install(bundle, directory, engines)
-    comparisons: list[Comparison] = []
-    if config.verify:
-        from pass_exporter.engines.compare import compare_engines
-
-        progress.phase("comparing with ONNX Runtime")
-        comparisons = compare_engines(bundle, config.engine)
-    return BuildReport(engines, job.memory, resumed, tuple(comparisons))
-
-
-def _prepare(bundle: Path, config: EngineConfig) -> _Job:
-    """Check all settings before anything is built. Raises PassError if a setting is wrong."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     library, device = find_library(config.engine), find_device()
@@ -128,54 +93,59 @@ def _prepare(bundle: Path, config: EngineConfig) -> _Job:
         )
     columns = column_steps(choose_capacity(config.capacity, config.max_seq_len, manifest))
     widths = choose_widths(config.prefill_widths, manifest, columns)
-    sources = graph_sources(
-        bundle, manifest, columns, config.max_batch_size, library.least_width, widths
-    )
+    batch = config.max_batch_size
+    sources = graph_sources(bundle, manifest, columns, batch, library.least_width, widths)
     workspace = None if config.workspace is None else config.workspace << 20
-    memory = estimate(
-        bundle, manifest, sources[-1].profiles, columns[-1], config.max_batch_size, workspace or 0
-    )
+    profiles = sources[-1].profiles
+    memory = estimate(bundle, manifest, profiles, columns[-1], batch, workspace or 0)
     check_fits(memory, available_memory(config.device_memory, device), columns[-1])
-    builder = EngineBuilder(
-        library,
-        targets if library.builds_ahead else (),
-        workspace,
-        _read_timing_cache(config.timing_cache),
-    )
+    built_for = targets if library.builds_ahead else ()
+    cache = _read_timing_cache(config.timing_cache)
+    builder = EngineBuilder(library, built_for, workspace, cache)
     name = "-".join([library.name, builder.version, *targets])
     existing = {(engines.library, engines.version, engines.targets) for engines in manifest.engines}
     if (library.name, builder.version, targets) in existing and not config.force:
         raise PassError(f"{bundle} has engines {name} already; use --force to build them again")
-    return _Job(manifest, name, targets, columns, widths, sources, memory, builder)
+    settings = (manifest.content_hash, builder.version, workspace, targets)
+    with staging(bundle, name) as directory:
+        files: list[EngineFile] = []
+        resumed, tails = 0, len(sources) - 1
+        tail_step = progress.phase(f"building {tails} tails")
+        for index, source in enumerate(sources):
+            # A tail counts as one step.
+            step = progress.phase("building the trunk") if index == tails else lambda *_: None
+            model = hashlib.sha256(source.model).hexdigest()
+            key = _digest([model, BUILD_FLAGS_KEY, *map(repr, (*settings, source.profiles))])
+            file = finished_engine(directory, source.engine_file, key)
+            resumed += file is not None
+            if file is None:
+                file = save_engine(directory, builder.build(source, step), source, key)
+                if config.timing_cache is not None:
+                    write_whole(config.timing_cache, builder.timing_cache)
+            files.append(file)
+            if index < tails:
+                tail_step(index + 1, tails)
+        engines = EngineSet(
+            directory=f"{name}-{_digest(file.sha256 for file in files)}",
+            library=library.name,
+            version=builder.version,
+            targets=targets,
+            bundle=manifest.content_hash,
+            lookahead=manifest.lookahead.length,
+            max_batch_size=batch,
+            capacities=columns,
+            prefill_widths=widths,
+            engines=tuple(files),
+        )
+        progress.phase("writing the manifest")
+        install(bundle, directory, engines)
+    comparisons: list[Comparison] = []
+    if config.verify:
+        from pass_exporter.engines.compare import compare_engines
 
-
-def _build_all(
-    job: _Job, directory: Path, timing_cache: Path | None, progress: Progress
-) -> tuple[list[EngineFile], int]:
-    """Build all engines that are not in `directory` yet. Return the manifest entries of all, in the
-    order of `job.sources`, and the number of those that were there."""
-    *tails, trunk = job.sources
-    files: list[EngineFile] = []
-    resumed = 0
-
-    def add(source: Source, step: Step) -> None:
-        nonlocal resumed
-        key = _key(source, job)
-        file = engine_staging.finished_engine(directory, _file_name(source), key)
-        if file is not None:
-            resumed += 1
-        else:
-            file = _save(directory, job.builder.build(source, step), source, key)
-            if timing_cache is not None:
-                write_whole(timing_cache, job.builder.timing_cache)
-        files.append(file)
-
-    tail_step = progress.phase(f"building {len(tails)} tails")
-    for done, source in enumerate(tails, 1):
-        add(source, lambda _done, _total: None)  # A tail counts as one step.
-        tail_step(done, len(tails))
-    add(trunk, progress.phase("building the trunk"))
-    return files, resumed
+        progress.phase("comparing with ONNX Runtime")
+        comparisons = compare_engines(bundle, config.engine)
+    return BuildReport(engines, memory, resumed, tuple(comparisons))
 
 
 def graph_sources(
@@ -186,19 +156,16 @@ def graph_sources(
     least_width: int = 1,
     prefill_widths: Sequence[int] | None = None,
 ) -> list[Source]:
-    """Return the graphs that the plans of `engine_plans` need, the trunk last: if a library is too
-    old, the build of a tail fails sooner than that of the trunk.
-
-    columns, least_width, prefill_widths: as for `trunk_profiles`.
-    """
+    """Return the graphs of the windows of `engine_windows`, the trunk last: a tail fails sooner.
+    columns, least_width, prefill_widths: as for `trunk_profiles`."""
     sources, capacity = [], columns[-1]
-    for plan in engine_plans(manifest):
-        profiles = tail_profiles(plan, capacity, max_batch_size)
-        for graph in manifest.plan(plan.tail).tails.values():
-            path, is_narrow = bundle / graph.file, plan.width < least_width
-            model = tail_for_tensorrt(path, plan, least_width) if is_narrow else path.read_bytes()
+    for window in engine_windows(manifest):
+        profiles = tail_profiles(window, capacity, max_batch_size)
+        for graph in manifest.window(window.tail).tails.values():
+            path, is_narrow = bundle / graph.file, window.width < least_width
+            model = tail_for_tensorrt(path, window, least_width) if is_narrow else path.read_bytes()
             inputs, outputs = (
-                widened(tensors, plan, least_width) for tensors in (graph.inputs, graph.outputs)
+                widened(tensors, window, least_width) for tensors in (graph.inputs, graph.outputs)
             )
             sources.append(Source(graph, model, path, inputs, outputs, profiles, {}))
 
@@ -207,19 +174,22 @@ def graph_sources(
         return Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
 
     sources.append(unchanged(manifest.logprobs, logprobs_profiles(manifest, max_batch_size)))
-    if manifest.processors is not None:
-        profiles = processors_profiles(manifest, max_batch_size)
-        sources.append(unchanged(manifest.processors, profiles))
+    profiles = processors_profiles(manifest, max_batch_size)
+    sources.append(unchanged(manifest.processors, profiles))
     profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, prefill_widths)
     sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
     return sources
 
 
 def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Return the trunk with a static KV capacity of `capacity` tokens, and with the input `columns`
-    (see graph.py). graph: its manifest entry."""
+    """Return the trunk with a static KV capacity in tokens, and the input `columns`."""
     inputs, outputs = (
-        tuple(_with_capacity(tensor, capacity) for tensor in tensors)
+        tuple(
+            tensor.model_copy(
+                update={"shape": tuple(capacity if n == "capacity" else n for n in tensor.shape)}
+            )
+            for tensor in tensors
+        )
         for tensors in (graph.inputs, graph.outputs)
     )
     inputs = (*inputs, Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
@@ -228,47 +198,11 @@ def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profil
     )
 
 
-def _with_capacity(tensor: Tensor, capacity: int) -> Tensor:
-    shape = tuple(capacity if size == "capacity" else size for size in tensor.shape)
-    return Tensor(name=tensor.name, dtype=tensor.dtype, shape=shape)
-
-
-def _save(directory: Path, engine: bytes, source: Source, key: str) -> EngineFile:
-    entry = EngineFile(
-        graph=source.graph.file,
-        file=_file_name(source),
-        sha256=hashlib.sha256(engine).hexdigest(),
-        bytes=len(engine),
-        profiles=source.profiles,
-        aliases=source.aliases,
-    )
-    engine_staging.save_engine(directory, engine, entry, key)
-    return entry
-
-
-def _file_name(source: Source) -> str:
-    return f"{source.graph.file.removesuffix('.onnx')}.engine"
-
-
-def _key(source: Source, job: _Job) -> str:
-    """Return a short hash of everything that an engine is built from."""
-    model = hashlib.sha256(source.model).hexdigest()
-    settings = (
-        job.manifest.content_hash,
-        job.builder.version,
-        job.builder.workspace,
-        job.targets,
-        source.profiles,
-    )
-    return _digest([model, BUILD_FLAGS_KEY, *map(repr, settings)])
-
-
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _read_timing_cache(path: Path | None) -> bytes:
-    """Return the content of a timing cache; b"" if there is none or its file does not exist yet."""
     if path is None or not path.exists():
         return b""
     try:

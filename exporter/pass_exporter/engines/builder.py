@@ -15,13 +15,9 @@ from pass_runtime.errors import PassError
 
 @dataclass(frozen=True)
 class Source:
-    """A graph to build an engine from.
-
-    graph: its manifest entry. model: the serialized ONNX model, changed for TensorRT (graph.py).
-    path: the bundle's .onnx file, beside which the model's external data are.
-    inputs, outputs: those of `model`. profiles: the engine's optimization profiles.
-    aliases: maps each output that overwrites the memory of an input to this input.
-    """
+    """graph: the manifest's entry. model: the serialized graph, changed for TensorRT. path: the
+    bundle's file, beside which its weights are. inputs, outputs: those of `model`. aliases: outputs
+    that overwrite the memory of an input."""
 
     graph: Graph
     model: bytes
@@ -31,13 +27,14 @@ class Source:
     profiles: tuple[Profile, ...]
     aliases: dict[str, str]
 
+    @property
+    def engine_file(self) -> str:
+        return f"{self.graph.file.removesuffix('.onnx')}.engine"
+
 
 class EngineBuilder:
-    """Builds engines that share settings and a timing cache.
-
-    targets: compute capabilities such as `sm89`; () means the GPU of this machine.
-    workspace: the limit in bytes on the kernels' scratch memory; None for no limit.
-    """
+    """targets: compute capabilities such as `sm89`; () is this machine's GPU. workspace: the limit
+    in bytes on scratch memory."""
 
     def __init__(
         self,
@@ -59,11 +56,9 @@ class EngineBuilder:
         return str(self._trt.__version__)
 
     def build(self, source: Source, step: Step) -> bytes:
-        """Return a serialized engine. Ctrl-C stops the build after the current step.
-
-        Raises PassError if the library cannot build the graph, or reads it as a graph with other
-        inputs and outputs than those of `source`.
-        """
+        """Return a serialized engine. Ctrl-C stops the build after the current step. Raises
+        PassError if the library cannot build the graph, or reads other inputs and outputs than
+        those of `source`."""
         self._errors.clear()
         network = self._parse(source)
         self._check_bindings(network, source)
@@ -74,16 +69,18 @@ class EngineBuilder:
         if monitor.interruption is not None:
             raise monitor.interruption
         if engine is None:
+            targets = f" for {', '.join(self._targets)}" if self._targets else ""
+            errors = (each for each in dict.fromkeys(self._errors) if _NO_DRIVER_ERROR not in each)
+            reason = "; ".join(errors)[:600] or "it gave no reason"
             raise PassError(
                 f"{source.graph.file}: {self.library.name} {self.version} cannot build it"
-                f"{self._for_targets()}: {self._reason()}; {_REDUCING_HINT}"
+                f"{targets}: {reason}; {_REDUCING_HINT}"
             )
         if self.library.timing_cache:
             self.timing_cache = bytes(config.get_timing_cache().serialize())
         return bytes(engine)
 
     def _parse(self, source: Source) -> Any:
-        """Return the library's network of the graph."""
         trt = self._trt
         # A library without this flag always keeps the dtypes of the graph (is strongly typed).
         strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
@@ -112,12 +109,16 @@ class EngineBuilder:
         )
 
     def _check_bindings(self, network: Any, source: Source) -> None:
-        """Raise PassError if the network's inputs and outputs are not those of `source`, or if a
-        cache is not updated in place."""
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         outputs = [network.get_output(i) for i in range(network.num_outputs)]
         for values, tensors in ((inputs, source.inputs), (outputs, source.outputs)):
-            actual = {value.name: (_dtype(value.dtype), tuple(value.shape)) for value in values}
+            actual = {
+                value.name: (
+                    _DTYPES.get(value.dtype.name, value.dtype.name.lower()),
+                    tuple(value.shape),
+                )
+                for value in values
+            }
             listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
             for name in {**actual, **listed}:
                 if not _matches(actual.get(name), listed.get(name)):
@@ -151,7 +152,6 @@ class EngineBuilder:
         return config
 
     def _profile(self, network: Any, source: Source, profile: Profile) -> Any:
-        """Return `profile` as an object of the library."""
         trt_profile = self._builder.create_optimization_profile()
         shapes = {tensor.name: tensor.shape for tensor in source.inputs}
         for i in range(network.num_inputs):
@@ -161,40 +161,28 @@ class EngineBuilder:
             trt_profile.set_shape(name, *([size[end] for size in ranges] for end in range(3)))
         return trt_profile
 
-    def _for_targets(self) -> str:
-        return f" for {', '.join(self._targets)}" if self._targets else ""
-
-    def _reason(self) -> str:
-        reasons = [
-            message for message in dict.fromkeys(self._errors) if _NO_DRIVER_ERROR not in message
-        ]
-        return "; ".join(reasons)[:600] or "it gave no reason"
-
 
 _NO_DRIVER_ERROR = "cudaError 35"
-"""A part of the message that the library logs on every machine without a GPU. It is not the reason
-why a build fails."""
+"""Logged on every machine without a GPU; never the reason why a build fails."""
 _REDUCING_HINT = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
 
 
-def _dtype(dtype: Any) -> str:
-    """Return the manifest's name of a dtype of the library."""
-    names = {
-        "FLOAT": "float32",
-        "HALF": "float16",
-        "BF16": "bfloat16",
-        "INT64": "int64",
-        "BOOL": "bool",
-    }
-    return names.get(dtype.name) or str(dtype.name).lower()
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
+"""The library's names of dtypes, and the manifest's."""
 
 
 _DtypeAndShape = tuple[str, Sequence[int | str]]
 
 
 def _matches(actual: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
-    """Whether dtypes and ranks are equal, and no static size differs. A size that is not static is
-    -1 in the library (`actual`), and a name in the manifest (`listed`)."""
+    """Whether dtypes, ranks and static sizes are equal. Other sizes are -1 in the library
+    (`actual`) and names in the manifest (`listed`)."""
     if actual is None or listed is None or actual[0] != listed[0]:
         return False
     return len(actual[1]) == len(listed[1]) and all(
@@ -204,18 +192,14 @@ def _matches(actual: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bo
 
 
 def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    """Map the output of every layer that updates a KV cache in place to its input."""
     layers = (network.get_layer(i) for i in range(network.num_layers))
     updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:
-    """Return a progress monitor for the library that reports the steps of the outermost phase.
-
-    The library calls the monitor's methods. An exception in one of them, such as KeyboardInterrupt,
-    must not propagate through the library, so the monitor keeps it in `interruption`.
-    """
+    """Return a monitor that reports the outermost phase. An exception in it, such as
+    KeyboardInterrupt, must not pass through the library: `interruption` keeps it."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

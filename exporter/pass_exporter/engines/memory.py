@@ -11,14 +11,13 @@ from pass_runtime.bundle.manifest import Manifest, Profile
 from pass_runtime.errors import PassError
 
 RESERVED_BYTES = 512 << 20
-"""Bytes reserved for the CUDA context, the driver and the tails."""
+"""For the CUDA context, the driver and the tails."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that decoding needs on the device, besides RESERVED_BYTES. activations: an upper bound,
-    as if no kernels were fused. workspace: the limit on scratch memory; 0, which leaves it out of
-    the estimate, if there is no limit."""
+    """Bytes besides RESERVED_BYTES. activations: an upper bound, as if no kernels were fused.
+    workspace: 0 if there is no limit."""
 
     weights: int
     kv_cache: int
@@ -45,8 +44,7 @@ def estimate(
     max_batch_size: int,
     workspace: int,
 ) -> MemoryEstimate:
-    """Return an estimate from the sizes of the trunk's files and of the model. profiles: those of
-    the trunk. capacity: in tokens. workspace: in bytes."""
+    """Return an estimate. profiles: the trunk's. capacity: in tokens. workspace: in bytes."""
     model = manifest.model
     trunk = bundle / manifest.trunk.file
     weights = sum(
@@ -56,20 +54,16 @@ def estimate(
     )
     # Keys and values of every layer
     entry_bytes = 2 * model.layers * model.kv_heads * model.head_dim * item_size(model.dtype)
-    activations = max(_activations(manifest, profile) for profile in profiles)
+    names = ("width", "columns", "logit_rows", "batch")
+    activations = max(
+        activation_bytes(model, *(profile.sizes[name][-1] for name in names))
+        for profile in profiles
+    )
     return MemoryEstimate(weights, entry_bytes * capacity * max_batch_size, activations, workspace)
 
 
-def _activations(manifest: Manifest, profile: Profile) -> int:
-    sizes = {name: largest for name, (_, _, largest) in profile.sizes.items()}
-    return activation_bytes(
-        manifest.model, sizes["width"], sizes["columns"], sizes["logit_rows"], sizes["batch"]
-    )
-
-
 def check_fits(needed: MemoryEstimate, available: int | None, capacity: int) -> None:
-    """Raise PassError if the GPU's memory is too small. available: its bytes; None if unknown.
-    capacity: the KV capacity in tokens, for the message."""
+    """Raise PassError if the GPU's memory, `available` bytes, is too small."""
     if available is not None and needed.total > available:
         raise PassError(
             f"the engines need about {needed}, and the GPU has {available / 2**30:.2f} GiB; lower "

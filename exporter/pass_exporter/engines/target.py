@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pass_exporter.engines.profiles import default_prefill_widths, widest_plan
+from pass_exporter.engines.profiles import default_prefill_widths, widest_window
 from pass_runtime.backends.cuda import DeviceInfo, why_no_device
 from pass_runtime.backends.trt.library import Library
 from pass_runtime.bundle.manifest import Manifest
@@ -12,20 +12,16 @@ from pass_runtime.errors import PassError
 
 DEFAULT_MAX_SEQ_LEN = 4096
 CAPACITY_MULTIPLE = 64
-"""Default capacities are multiples of this, because attention kernels read entries in blocks."""
+"""Attention kernels read entries in blocks."""
 MIN_COMPUTE_CAPABILITY = {"float32": 80, "bfloat16": 80, "int4": 80, "fp8": 89}
-"""By dtype or weight format, the lowest compute capability (80 is 8.0) for which TensorRT-RTX 1.7
-built matrix products. Other formats have no limit."""
+"""The lowest (80 is 8.0) for which TensorRT-RTX 1.7 built matrix products. Others have no limit."""
 
 
 def choose_targets(
     library: Library, names: Sequence[str], device: DeviceInfo | None
 ) -> tuple[str, ...]:
-    """Return the compute capabilities to build for, such as `sm89`.
-
-    names: those that the user asks for, written 8.9, 89 or sm89; () means that of `device`, this
-    machine's GPU. Raises PassError if the library cannot build for one of them.
-    """
+    """Return the compute capabilities to build for, such as `sm89`; this machine's GPU without
+    `names` (8.9, 89 or sm89). Raises PassError if the library cannot build for one."""
     requested = tuple(f"sm{name.lower().removeprefix('sm').replace('.', '')}" for name in names)
     if not library.builds_ahead:
         if device is None:
@@ -70,13 +66,9 @@ def check_formats(manifest: Manifest, targets: Sequence[str]) -> None:
 
 
 def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Manifest) -> int:
-    """Return the KV capacity in tokens: `capacity` (--capacity) if it is not None, else room for
-    the longest sequence and the widest window.
-
-    max_seq_len: the tokens of the longest sequence (--max-seq-len), None for the default. Raises
-    PassError if an option is out of range.
-    """
-    limit, window = manifest.model.max_capacity, widest_plan(manifest).width
+    """Return the KV capacity in tokens: `capacity`, or room for the longest sequence and the widest
+    window. Raises PassError if an option is out of range."""
+    limit, window = manifest.model.max_capacity, widest_window(manifest).width
     if capacity is not None:
         if capacity % 4 or not window < capacity <= limit:
             raise PassError(
@@ -97,11 +89,8 @@ def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Man
 def choose_widths(
     requested: Sequence[int] | None, manifest: Manifest, columns: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the widths of prompt chunks, in falling order.
-
-    requested: --prefill-widths, None for the default. columns: as for `trunk_profiles`. Raises
-    PassError if a width is out of range.
-    """
+    """Return the widths of prompt chunks, in falling order. Raises PassError if one is out of
+    range."""
     if requested is None:
         return default_prefill_widths(manifest, columns)
     widths = tuple(sorted(set(requested), reverse=True))
@@ -114,8 +103,7 @@ def choose_widths(
 
 
 def available_memory(device_memory: float | None, device: DeviceInfo | None) -> int | None:
-    """Return the bytes of memory of the GPU that engines are built for; None if unknown.
-    device_memory: --device-memory in GiB, None if not given. device: this machine's GPU."""
+    """Return the bytes of the target GPU's memory; None if unknown. device_memory: in GiB."""
     if device_memory is not None:
         return int(device_memory * 2**30)
     return None if device is None else device.total

@@ -1,1 +1,1 @@
-"""Finds, loads and checks the frozen model and its look-ahead weights, for exports and training."""
+"""Finds, loads and checks the frozen model and its look-ahead weights."""

@@ -1,9 +1,6 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) that act on look-ahead rows only.
-
-A linear layer y = W x of the frozen model becomes y = W x + B A x for look-ahead rows, with A
-[rank,in] and B [out,rank]. The results of all other rows stay the same bit for bit, which keeps
-decoding lossless (the gated LoRA of Samragh et al. 2025, arXiv 2507.11851).
-"""
+"""Low-rank adapters (LoRA, arXiv 2106.09685) of look-ahead rows: y = W x + B A x, with A [rank,in]
+and B [out,rank]. Other rows keep their bits, so decoding stays lossless (gated LoRA, arXiv
+2507.11851)."""
 
 from __future__ import annotations
 
@@ -23,11 +20,8 @@ def linear_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
 
 
 class Adapter(torch.nn.Module):
-    """The matrices A and B of each adapted linear layer.
-
-    factors: A and B by the layer's name in the decoder, such as `layers.0.mlp.down_proj`. `names`
-    has these names in the same order; a layer's index is its place in `names`.
-    """
+    """factors: A and B by the layer's name in the decoder, such as `layers.0.mlp.down_proj`. A
+    layer's index is its place in `names`."""
 
     def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
@@ -40,7 +34,6 @@ class Adapter(torch.nn.Module):
         return int(self.lora_A[0].shape[0])
 
     def subset(self, indices: Sequence[int]) -> Adapter:
-        """Return an adapter of the layers with these `indices` alone."""
         return Adapter(
             {self.names[i]: (self.lora_A[i].detach(), self.lora_B[i].detach()) for i in indices}
         )
@@ -66,11 +59,8 @@ class Adapter(torch.nn.Module):
         model: PreTrainedModel,
         combine: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] | None = None,
     ) -> Iterator[None]:
-        """Adapt the layers of the model's decoder within the block.
-
-        combine: computes the adapted output of a layer from its output y, its input x and its
-        index; None adds `delta` to all rows.
-        """
+        """Adapt the decoder's layers within the block. combine: computes a layer's output from y, x
+        and its index; None adds `delta` to all rows."""
 
         def adapt(index: int) -> Callable[..., torch.Tensor]:
             def hook(

@@ -1,8 +1,4 @@
-"""Checks that a checkpoint is complete and fits its configuration.
-
-Where this module raises an error, transformers only warns: it fills missing tensors with random
-numbers, and ignores unknown tensors.
-"""
+"""Checks that a checkpoint is complete, where transformers would only warn."""
 
 from __future__ import annotations
 
@@ -18,15 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pass_runtime.errors import PassError
 
 MAX_NAMED_TENSORS = 3
-"""The largest number of tensors that a message names. It gives only the number of the others."""
 
 
 def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
     """Raise PassError unless the checkpoint has exactly the tensors of the model, in their shapes.
-
-    report: transformers' `output_loading_info`. It has no entries for tied tensors and for computed
-    buffers, which a checkpoint may lack.
-    """
+    report: transformers' `output_loading_info`, without tied tensors and computed buffers."""
     reshaped = [
         f"{tensor} {list(stored_shape)}, not {list(shape)}"
         for tensor, stored_shape, shape in report["mismatched_keys"]
@@ -48,8 +40,7 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
 
 
 def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
-    """Return the names of the tensors in a .gguf file that the model does not have. transformers
-    ignores them."""
+    """Return the tensors of a .gguf file that the model lacks: transformers ignores them."""
     reader = gguf.GGUFReader(str(file))
     name = reader.fields["general.architecture"].contents()
     arch = next(arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items() if arch_name == name)
@@ -60,7 +51,7 @@ def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
-    """Raise PassError if a tensor of the checkpoint contains NaN or an infinity."""
+    """Raise PassError if a tensor contains NaN or an infinity."""
     for tensor_name, tensor in model.state_dict().items():
         extremes = torch.stack(torch.aminmax(tensor))  # If there is a NaN, both are NaN.
         if bool(torch.isfinite(extremes).all()):
@@ -76,8 +67,7 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
 
 
 def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise PassError if a token id of the tokenizer, or an end token of the generation config, is
-    not in the model's vocabulary."""
+    """Raise PassError if a token id of the tokenizer, or an end token, is not in the vocabulary."""
     vocab_size = int(model.config.vocab_size)
     added_to_prompts = tokenizer.backend_tokenizer.encode("").ids
     largest = max((*tokenizer.get_vocab().values(), *added_to_prompts), default=0)
@@ -96,7 +86,7 @@ def check_tokens(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def generation_eos(model: PreTrainedModel) -> tuple[Any, ...] | None:
-    """Return `eos_token_id` of the model's generation config as a tuple; None if it has none."""
+    """Return `eos_token_id` of the generation config as a tuple; None if it has none."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if ids is None:
         return None
@@ -104,7 +94,6 @@ def generation_eos(model: PreTrainedModel) -> tuple[Any, ...] | None:
 
 
 def damaged_file(directory: Path) -> str | None:
-    """Return the name of the first .safetensors file that cannot be read, or None."""
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):

@@ -1,8 +1,4 @@
-"""Finds the tokens with which a model ends a text or a turn.
-
-Each of several files of a checkpoint states some of these tokens. As in vLLM and llama.cpp, the
-tokens of all files are used.
-"""
+"""Finds the tokens that end a text or a turn: those of all files, as in vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,12 +12,10 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pass_exporter.model.checkpoint import generation_eos
 from pass_runtime.errors import PassError
-from pass_runtime.text.chat_template import ChatTemplate
+from pass_runtime.text.templates import ChatTemplate
 
 GGUF_ENDS = ("eos", "eot", "eom")
-"""A .gguf file has the ends of a text, a turn and a message as `tokenizer.ggml.<name>_token_id`."""
 SAMPLE_QUESTION, SAMPLE_ANSWER = "Is it raining?", "It is a sunny day"
-"""The conversation that a chat template writes here, to see which token follows the answer."""
 
 
 def end_tokens(
@@ -30,11 +24,8 @@ def end_tokens(
     location: str,
     kwargs: dict[str, Any],
 ) -> tuple[int, ...]:
-    """Return the ids that end a text or a turn, those of the generation config first. Ids beyond
-    the vocabulary are left out, because the model cannot emit them.
-
-    location, kwargs: the arguments of `from_pretrained`.
-    """
+    """Return the ids that end a text or a turn, the generation config's first. location, kwargs:
+    the arguments of `from_pretrained`."""
     stated: list[Any] = [generation_eos(model)]  # an id, ids, or None, for each source
     if "gguf_file" in kwargs:
         fields = gguf.GGUFReader(str(Path(location) / kwargs["gguf_file"])).fields
@@ -55,7 +46,6 @@ def end_tokens(
 
 
 def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
-    """Yield the id of the added token that each chat template writes right after an answer."""
     templates: Any = tokenizer.chat_template
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if template and (end := _template_end(tokenizer, template)) is not None:
@@ -63,8 +53,8 @@ def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
 
 
 def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | None:
-    """Return the id of the added token that the template writes right after the sample answer; None
-    if there is none, or if this token opens the next turn."""
+    """Return the id of the added token right after the sample answer; None if it opens the next
+    turn."""
     ids = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     if not ids:
         return None
@@ -72,7 +62,6 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
     added_token = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))))
     question = {"role": "user", "content": SAMPLE_QUESTION}
     answer = {"role": "assistant", "content": SAMPLE_ANSWER}
-    # ChatTemplate renders in a child process, with limits on time and memory.
     chat = ChatTemplate(template, dict(tokenizer.special_tokens_map))
     try:
         conversation = chat.render([question, answer], add_generation_prompt=False)
@@ -80,8 +69,6 @@ def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | No
         without_opening = chat.render([question], add_generation_prompt=False)
     except PassError:  # A template may refuse such a conversation.
         return None
-    finally:
-        chat.close()
     before, matched, after = conversation.rpartition(SAMPLE_ANSWER)
     end = added_token.match(after.lstrip()) if matched else None
     opening = {*added_token.findall(with_opening)} - {*added_token.findall(without_opening)}

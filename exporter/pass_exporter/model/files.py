@@ -1,8 +1,5 @@
-"""Checks the files of a checkpoint before transformers reads them, so that an error names the file.
-
-transformers' errors name no file. It ignores a generation_config.json that it cannot read, and with
-it the end tokens in that file.
-"""
+"""Checks a checkpoint's files before transformers reads them: its errors name no file, and it
+ignores a generation_config.json that it cannot read."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ QUANTIZATION_FILES = {
     "quant_config.json": "AWQ",
     "quanto_qmap.json": "quanto",
 }
-"""Files that say how a checkpoint is quantized, and the method or tool that they belong to."""
+"""Files that say how a checkpoint is quantized, and by whom."""
 JSON_FILES = (
     *QUANTIZATION_FILES,
     "config.json",
@@ -36,16 +33,14 @@ JSON_FILES = (
 TEXT_FILES = ("chat_template.jinja", "merges.txt")
 WEIGHTS = ("*.safetensors", "*.bin", "*.model")
 LFS_POINTER, ANNEX_POINTER = b"version https://git-lfs.github.com/spec/", b"/annex/objects/"
-"""How a pointer of Git LFS or git-annex begins: a text file in the place of a large file."""
 FIRST_PART = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""Matches the name of the first part of a split .gguf file, as llama.cpp writes it."""
+"""The first part of a split .gguf file."""
 AGAIN = "get it again"
-"""The advice at the end of messages about damaged files."""
 
 
 def check_files(directory: Path, *, is_complete: bool = True) -> None:
-    """Raise PassError for the first file of a checkpoint that is damaged or a pointer to the real
-    file. is_complete: whether all files of weights that an index names must be there."""
+    """Raise PassError for the first file that is damaged or a pointer to the real file.
+    is_complete: whether all files that an index names must be there."""
     for name in JSON_FILES:
         if (text := _read_text(directory / name)) is not None:
             _check_json(directory / name, text, is_complete=is_complete)
@@ -60,8 +55,7 @@ def check_files(directory: Path, *, is_complete: bool = True) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise PassError if `path` is not a file that can be read, or is empty, or is a pointer to the
-    real file."""
+    """Raise PassError if a file cannot be read, is empty, or is a pointer to the real file."""
     if path.is_dir():
         raise PassError(f"{path} is a directory, not a file: {AGAIN}")
     if not path.is_file():
@@ -80,8 +74,6 @@ def check_file(path: Path) -> None:
 
 
 def _read_text(path: Path) -> str | None:
-    """Return the text of a file; None if the file does not exist. Raises PassError for a file that
-    `check_file` refuses or that is not UTF-8."""
     if not path.exists() and not path.is_symlink():
         return None
     check_file(path)

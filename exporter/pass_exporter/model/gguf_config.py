@@ -1,9 +1,6 @@
-"""Reads the configuration of a model from a .gguf file, of which transformers ignores some keys.
-
-Here every key `<architecture>.*` becomes a setting of the configuration, or must have a value that
-changes nothing, or raises an error that names the key. Meanings and defaults are those of
-llama.cpp, which defines the format.
-"""
+"""Reads a model's configuration from a .gguf file. Every key becomes a setting, must have a value
+that changes nothing, or is refused: transformers ignores some. Meanings and defaults are
+llama.cpp's."""
 
 from __future__ import annotations
 
@@ -14,14 +11,12 @@ from typing import Any
 import gguf
 from transformers import PretrainedConfig
 
-from pass_exporter.model.sliding import FULL_ATTENTION, SLIDING_ATTENTION
+from pass_exporter.model.families import FULL_ATTENTION, SLIDING_ATTENTION
 from pass_runtime.errors import PassError
 
 ORIGINAL_ADVICE = "take the original checkpoint of this model"
-"""The advice in messages about files that cannot be exported."""
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma3")
-"""The supported values of `general.architecture`."""
 
 SIZE_SETTINGS = {
     "block_count": "num_hidden_layers",
@@ -31,10 +26,10 @@ SIZE_SETTINGS = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Maps required keys to settings of transformers' configuration."""
+"""Required keys."""
 
 TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-"""Maps settings to names in keys `tokenizer.ggml.<name>_token_id`. A missing key sets None."""
+"""Settings -> names in keys `tokenizer.ggml.<name>_token_id`."""
 
 READ_KEYS = (
     *SIZE_SETTINGS,
@@ -53,7 +48,6 @@ READ_KEYS = (
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
-"""The keys that this module reads, for every architecture."""
 READ_GEMMA3_KEYS = ("attention.sliding_window_pattern", "rope.freq_base_swa")
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -81,21 +75,18 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("Meta AI original pth",),
     "use_parallel_residual": (False,),
 }
-"""Maps keys that no supported model needs to their values that change nothing. Other values are
-refused."""
+"""Keys that no supported model needs, and their values that change nothing."""
 
 GEMMA3_LOCAL_ROPE_BASE, GEMMA3_SLIDING_PATTERN = 10000.0, 6
-"""Defaults for Gemma 3: the RoPE base of layers with a sliding window. Every 6th layer has none."""
+"""Of layers with a sliding window; every 6th layer has none."""
 GEMMA3_27B_LAYERS = 62
-"""Gemma 3 27B scales attention by 1/sqrt(hidden size / heads). No key states this, so this module
-recognises the model by its number of layers, as llama.cpp does."""
+"""Gemma 3 27B scales attention by 1/sqrt(hidden size / heads). Only its number of layers tells, as
+in llama.cpp."""
 DEFAULT_ROPE_BASE = 10000.0
-"""The value of `rope.freq_base` if a file does not state it."""
 
 
 class _Keys:
-    """What a .gguf file states: its keys `<architecture>.*`, which are given without this prefix,
-    its token ids by setting (TOKEN_KEYS), and the names of its tensors."""
+    """Keys `<architecture>.*` without their prefix, token ids by setting, and names of tensors."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(str(path))
@@ -121,15 +112,12 @@ class _Keys:
         return self._values.get(key, default)
 
     def refusal(self, key: str, problem: str = "is not supported") -> PassError:
-        """Return the PassError for a key with a value that is not supported."""
         return PassError(f"{self.arch}.{key} = {self.get(key)!r} {problem}: {ORIGINAL_ADVICE}")
 
 
 def gguf_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of the configuration that a .gguf file states, by transformers' names.
-
-    Raises PassError if a required key is missing, a key is unknown, or a value is not supported.
-    """
+    """Return the settings that a .gguf file states, by transformers' names. Raises PassError if a
+    key is missing, unknown, or has a value that is not supported."""
     keys = _Keys(path)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
@@ -175,7 +163,6 @@ def check_settings(name: str, settings: dict[str, Any], config: PretrainedConfig
 
 
 def _contains(used: Any, stated: dict[str, Any]) -> bool:
-    """Whether `used` has all values of `stated`. It may have others, which transformers adds."""
     return isinstance(used, dict) and all(
         _contains(used.get(key), value) if isinstance(value, dict) else used.get(key) == value
         for key, value in stated.items()
@@ -183,7 +170,6 @@ def _contains(used: Any, stated: dict[str, Any]) -> bool:
 
 
 def _check_keys(keys: _Keys) -> None:
-    """Raise PassError if a key is unknown or missing, or has a value that is not supported."""
     is_gemma3 = keys.arch == "gemma3"
     read_keys = (*READ_KEYS, *READ_GEMMA3_KEYS) if is_gemma3 else READ_KEYS
     for key in keys:
@@ -204,8 +190,6 @@ def _check_keys(keys: _Keys) -> None:
 
 
 def _rope_parameters(keys: _Keys, rotated_dim: int, head_dim: int) -> dict[str, Any]:
-    """Return the setting `rope_parameters`. rotated_dim: the number of dimensions of a head that
-    RoPE rotates."""
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": keys.get("rope.freq_base", DEFAULT_ROPE_BASE),
@@ -245,7 +229,6 @@ def _rope_parameters(keys: _Keys, rotated_dim: int, head_dim: int) -> dict[str, 
 
 
 def _attention_settings(keys: _Keys, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the attention's scale and sliding windows. settings: the others."""
     window = keys.get("attention.sliding_window") or None
     layers, head_dim = settings["num_hidden_layers"], settings["head_dim"]
     scale = keys.get("attention.scale") or head_dim**-0.5

@@ -1,4 +1,4 @@
-"""Reads .gguf files, also those that are split into several, with errors that say what is wrong."""
+"""Reads .gguf files, also split ones, with errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pass_runtime.errors import PassError
 
 
 class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader whose `data`, the memory-mapped file, is a plain array, which slices faster than
-    numpy's memmap."""
+    """`data` is a plain array, which slices faster than numpy's memmap."""
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
@@ -26,16 +25,12 @@ class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
         self._data = mapped.view(np.ndarray)
 
     def key(self, name: str) -> Any:
-        """Return the value of a key; None if the file does not have the key."""
         return field.contents() if (field := self.fields.get(name)) else None
 
 
 def read_gguf(path: Path) -> GgufReader:
-    """Parse a .gguf file. If it is the first part of a split file, the reader has the tensors of
-    all parts, which have to be beside the first.
-
-    Raises PassError if a file is damaged or big-endian, or if a part is missing.
-    """
+    """Parse a .gguf file, with all parts if it is the first of several. Raises PassError if a file
+    is damaged or big-endian, or if a part is missing."""
     reader = _read_file(path)
     count = int(reader.key("split.count") or 1)
     if count > 1:
@@ -46,7 +41,6 @@ def read_gguf(path: Path) -> GgufReader:
 
 
 def _add_parts(reader: GgufReader, path: Path, count: int) -> None:
-    """Add the tensors of the other `count` - 1 parts to `reader`, which has read `path`."""
     index = int(reader.key("split.no") or 0)
     place = f"{path} is part {index + 1} of {count} of a split file"
     name = FIRST_PART.search(path.name)

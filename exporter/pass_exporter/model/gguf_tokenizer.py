@@ -16,17 +16,14 @@ from pass_exporter.model.gguf_config import ORIGINAL_ADVICE
 from pass_runtime.errors import PassError
 
 SUPPORTED_TYPES = ("gpt2", "llama")
-"""The supported values of `tokenizer.ggml.model`: byte-level BPE, and BPE with byte fallback. Other
-types need tables (t5) or rules that transformers does not read."""
+"""Byte-level BPE, and BPE with byte fallback."""
 
 TRUSTED_PRE_TOKENIZERS = ("default", "qwen2")
-"""The values of `tokenizer.ggml.pre` for which transformers makes the right tokenizer. The one for
-qwen2 gave llama.cpp's tokens in 1,233 texts (HumanEval, Wikipedia, Python, documentation)."""
+"""Values of `tokenizer.ggml.pre` that transformers reads right. qwen2's gave llama.cpp's tokens in
+1,233 texts."""
 
 
 def _pre_tokenizers() -> dict[str, PreTokenizer]:
-    """Return the right pre-tokenizers for values of `tokenizer.ggml.pre` that transformers ignores,
-    by value."""
     return {
         "smollm": Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -35,8 +32,8 @@ def _pre_tokenizers() -> dict[str, PreTokenizer]:
 
 
 def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Change `tokenizer` to the one that the file describes. Raises PassError if the file's type of
-    tokenizer is not supported."""
+    """Change `tokenizer` to the one that the file describes. Raises PassError if its type is not
+    supported."""
     fields = gguf.GGUFReader(str(path)).fields
 
     def stated(key: str, default: Any) -> Any:
@@ -59,11 +56,7 @@ def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
 
 
 def _set_prefix_space(tokenizer: PreTrainedTokenizerFast, *, prefix_space: bool) -> None:
-    """Stop the tokenizer from adding a space before each text, if `prefix_space` is False.
-
-    transformers decides this by the architecture, not by the file. Raises PassError if the
-    tokenizer adds no space, but `prefix_space` is True.
-    """
+    """transformers decides by the architecture, not the file, whether texts begin with a space."""
     first_token = tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0]
     if first_token.startswith("\u2581") == prefix_space:  # the tokenizer's character for a space
         return

@@ -1,8 +1,5 @@
-"""Looks a model up on the Hugging Face hub before transformers loads it.
-
-Without a connection, the hub's client retries six times, for half a minute each. So one short
-request first finds out whether the hub can be reached and has the model.
-"""
+"""Asks the Hugging Face hub for a model by one short request: without a connection its client would
+retry six times, for half a minute each."""
 
 from __future__ import annotations
 
@@ -24,15 +21,11 @@ from pass_runtime.errors import PassError
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 TIMEOUT_SECONDS = 5.0
-"""The timeout of the request in `hub_arguments`."""
 
 
 def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
-    """Return the keyword arguments with which `from_pretrained` loads a model of the hub. Without a
-    connection, they make it load the model from the hub client's cache.
-
-    Raises PassError if neither the hub nor the cache has the model, or if it is no whole model.
-    """
+    """Return the arguments for `from_pretrained`, which without a connection reads the cache.
+    Raises PassError if neither has the model, or if it is no whole model."""
     arguments = {} if revision is None else {"revision": revision}
     try:
         siblings = (
@@ -76,7 +69,7 @@ def hub_arguments(repo: str, revision: str | None) -> dict[str, Any]:
 
 
 def check_cached_files(repo: str, revision: str | None) -> None:
-    """Raise PassError for the first damaged file of a hub model in the hub client's cache."""
+    """Raise PassError for the first damaged file of a hub model in the client's cache."""
     config = try_to_load_from_cache(repo, CONFIG, revision=revision)
     if not isinstance(config, str):
         return

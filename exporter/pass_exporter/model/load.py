@@ -1,4 +1,4 @@
-"""Loads the frozen torch model and its tokenizer, for exports and training, and checks both."""
+"""Loads the frozen torch model and its tokenizer, and checks both."""
 
 from __future__ import annotations
 
@@ -51,10 +51,7 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {
 
 @dataclass
 class LoadedModel:
-    """A model in evaluation mode, frozen, on the CPU, with what belongs to it.
-
-    eos_token_ids: the ids of the tokens that end a text or a turn (`end_tokens.py`).
-    """
+    """A model in evaluation mode, frozen, on the CPU."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -63,8 +60,7 @@ class LoadedModel:
 
 
 def stored_dtype(source: ModelSource) -> Dtype:
-    """Return the dtype of a model's stored weights, by its configuration; fp32 if it is none of
-    TORCH_DTYPES. For a .gguf file it is fp16, because the file's scales are fp16."""
+    """Return the dtype of a model's stored weights; fp16 for .gguf files, whose scales are fp16."""
     if source.is_gguf:
         return "fp16"
     location, kwargs = _pretrained_arguments(source)
@@ -76,11 +72,8 @@ def stored_dtype(source: ModelSource) -> Dtype:
 
 
 def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
-    """Load a model with weights in `dtype`.
-
-    Raises PassError if the model is not supported, before its weights are read, and afterwards if
-    the checkpoint does not have exactly the tensors of its configuration, or is damaged.
-    """
+    """Load a model with weights in `dtype`. Raises PassError if it is not supported, before its
+    weights are read, or if the checkpoint is damaged or incomplete."""
     location, kwargs = _pretrained_arguments(source)
     with _errors_as_pass_error(source), _parse_gguf_once():
         settings = gguf_settings(Path(source.location)) if source.is_gguf else {}
@@ -119,7 +112,6 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
 
 
 def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return the location and keyword arguments for `from_pretrained`. They forbid remote code."""
     kwargs: dict[str, Any] = {"trust_remote_code": False}
     if isinstance(source.location, str):
         return source.location, kwargs | hub_arguments(source.location, source.revision)
@@ -130,8 +122,7 @@ def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def _errors_as_pass_error(source: ModelSource) -> Iterator[None]:
-    """Turn every error within the block into a PassError: for damaged files, transformers,
-    tokenizers, safetensors, gguf and pickle raise errors without a common class."""
+    """For damaged files, transformers and other libraries raise errors without a common class."""
     try:
         with _quiet():
             yield
@@ -160,7 +151,6 @@ def _explain(source: ModelSource, error: Exception) -> str:
 def _load_tokenizer(
     source: ModelSource, location: str, kwargs: dict[str, Any], vocab_size: int
 ) -> PreTrainedTokenizerFast:
-    """Load the tokenizer, without tokens that the model has no embeddings for."""
     tokenizer = AutoTokenizer.from_pretrained(location, **kwargs)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise PassError(
@@ -186,7 +176,6 @@ def _load_tokenizer(
 
 
 def _stored_id_count(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
-    """Return how many token ids the tokenizer's file has; None if there is no tokenizer.json."""
     if source.is_gguf:
         return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
     path = _path_of(location, kwargs, "tokenizer.json")
@@ -205,12 +194,8 @@ def _path_of(location: str, kwargs: dict[str, Any], name: str) -> str | None:
 
 
 def _remove_added_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> dict[str, int]:
-    """Remove the added tokens that have no embeddings in the model. Return their ids by text.
-
-    Some published models have such tokens (Gemma3's text models have an image token), and
-    transformers adds others, such as <|endoftext|>. Afterwards their texts are tokenized as plain
-    text.
-    """
+    """Remove added tokens without embeddings (Gemma3's image token, or transformers' own), which
+    become plain text. Return their ids by text."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     added = content["added_tokens"]
     removed = {token["content"]: token["id"] for token in added if token["id"] >= vocab_size}
@@ -229,12 +214,8 @@ def _remove_added_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) ->
 
 @contextmanager
 def _parse_gguf_once() -> Iterator[None]:
-    """Replace `gguf.GGUFReader` by `read_gguf` within the block, and cache its results and those of
-    `gguf.get_tensor_name_map`.
-
-    transformers parses the file for the config, for the tokenizer and for the weights, and computes
-    the map of names for every module. Each takes seconds.
-    """
+    """transformers parses the file three times, and computes the map of names for every module.
+    Each takes seconds."""
     reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.cache(lambda path, *_: read_gguf(Path(path)))
     gguf.get_tensor_name_map = functools.cache(name_map)
@@ -246,7 +227,6 @@ def _parse_gguf_once() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers within the block, because the toolkit has messages of its own."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

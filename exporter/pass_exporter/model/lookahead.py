@@ -1,17 +1,12 @@
-"""Reads, checks and writes look-ahead weights: embeddings [L,H] and, if they were trained, adapter
-and draft head.
+"""Reads, checks and writes look-ahead weights. `lookahead.safetensors` has:
 
-A weights file, `lookahead.safetensors`, has these tensors and metadata:
-
-    lookahead            [L,H]      inputs of the decoder's first layer (after the embedding scale
-                                    if there is one)
+    lookahead            [L,H]      inputs of the decoder's first layer (after any embedding scale)
     adapter.<layer>.lora_A, .lora_B [rank,in], [out,rank]   if trained with `--adapter lora`
-    head.<name>          the draft head's tensors (see `model.head`), if trained with `--head`
+    head.<name>          the draft head's tensors (`model.draft_head`), if trained with `--head`
     base_sample          [matrices] fingerprint of the base model
     metadata `pass`      JSON: TrainingRecord
 
-A file with the tensor `lookahead` alone is valid too. Its embeddings were not made by pass-train,
-and without a fingerprint, only their size can be checked.
+Files of others may have the tensor `lookahead` alone.
 """
 
 from __future__ import annotations
@@ -27,29 +22,29 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import ADAPTER_PREFIX, Adapter, linear_layers
-from pass_exporter.model.fingerprint import model_fingerprint, same_fingerprint
-from pass_exporter.model.head import HEAD_PREFIX, PROJECTION, TABLE, TRAINED_TENSORS, DraftHead
+from pass_exporter.model.draft_head import (
+    HEAD_PREFIX,
+    PROJECTION,
+    TABLE,
+    TRAINED_TENSORS,
+    DraftHead,
+)
+from pass_exporter.model.registry import models_directory
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 FILE_NAME = "lookahead.safetensors"
 BASELINE_NAME = "mean"
-"""The value of --lookahead-weights for the untrained baseline."""
+"""--lookahead-weights for the untrained baseline."""
 EMBEDDINGS_KEY, FINGERPRINT_KEY, RECORD_KEY = "lookahead", "base_sample", "pass"
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2.0**-8, 2.0**-20
+"""Above a copy's rounding: at most 2^-9 in bfloat16, and float16's smallest numbers are 2^-24
+apart."""
 
 
 class TrainingRecord(BaseModel):
-    """The metadata of a weights file: what was trained, on which text, and how.
-
-    base: the name of the base model. lookahead: L. steps: the number of training steps.
-    adapter, rank: the adapter's type and its rank, 0 without an adapter.
-    head_rank, head_width: r and m of the draft head (`model.head`), 0 without a head.
-    recipe: pass-train's settings, data and stages. tools: versions of packages, by name.
-    acceptance: for i = 1..L, how often drafts 1 to i are all accepted in greedy decoding. Training
-    measures this on held-out sequences, and `pass-train evaluate --record` replaces it by what it
-    measures on its prompts.
-    acceptance_sampled: like `acceptance`, but at temperature 0.8; () before `--record`.
-    """
+    """What was trained, on which text, and how. acceptance: for i = 1..L, how often drafts 1 to i
+    are all accepted in greedy decoding; acceptance_sampled: at temperature 0.8."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -70,13 +65,8 @@ class TrainingRecord(BaseModel):
 
 @dataclass(frozen=True)
 class LookaheadWeights:
-    """Look-ahead weights in memory.
-
-    embeddings: [L,H] float32. trained: False for the untrained baseline. source: says in the
-    manifest where they come from.
-    adapter, head: None if there is none.
-    record: the record of their training, None for weights that pass-train did not write.
-    """
+    """embeddings: [L,H] float32. trained: False for the baseline. source: for the manifest. record:
+    None for weights that pass-train did not write."""
 
     embeddings: torch.Tensor
     trained: bool
@@ -87,13 +77,48 @@ class LookaheadWeights:
 
     @property
     def lookahead(self) -> int:
-        """L, the number of look-ahead embeddings."""
         return len(self.embeddings)
 
     @property
     def needs_lookahead_rows(self) -> bool:
         """Whether the trunk has the input `lookahead_rows`."""
         return self.adapter is not None or self.head is not None
+
+
+def model_fingerprint(model: PreTrainedModel) -> torch.Tensor:
+    """Return one element of every weight matrix, [matrices] float32. Copies in other dtypes match
+    within rounding, which no hash would; fine-tuned models do not."""
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+    return torch.stack(
+        [w[w.shape[0] // 2, w.shape[1] // 3].detach().float().cpu() for w in matrices]
+    )
+
+
+def same_fingerprint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two fingerprints are of the same model, up to its dtype."""
+    return a.shape == b.shape and torch.allclose(
+        a, b, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE
+    )
+
+
+def shipped_weights(model: PreTrainedModel) -> Path | None:
+    """Return the weights file in models/ that was trained for `model`, in any dtype, or None."""
+    fingerprint = model_fingerprint(model)
+    for file in sorted(models_directory().glob(f"*/{FILE_NAME}")):
+        if same_fingerprint(read_fingerprint(file), fingerprint):
+            return file
+    return None
+
+
+def lookahead_weights(
+    path: Path | None, lookahead: int, model: PreTrainedModel
+) -> LookaheadWeights:
+    """Return the weights of the file `path`, or else those shipped for the model, or else the
+    untrained baseline."""
+    path = path or shipped_weights(model)
+    if path is None or str(path) == BASELINE_NAME:
+        return mean_embedding(model, lookahead)
+    return read_lookahead(path, lookahead, model)
 
 
 def mean_embedding(model: PreTrainedModel, lookahead: int) -> LookaheadWeights:
@@ -130,15 +155,14 @@ def read_record(path: Path) -> TrainingRecord:
 
 
 def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[float, ...]) -> None:
-    """Replace `acceptance` and `acceptance_sampled` in the record of a weights file."""
+    """Replace `acceptance` and `acceptance_sampled` in a weights file's record."""
     tensors, record = _read_trained(path)
     record = record.model_copy(update={"acceptance": greedy, "acceptance_sampled": sampled})
     write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
 def read_fingerprint(path: Path) -> torch.Tensor:
-    """Return the fingerprint in a weights file, which is that of the model that the weights were
-    trained for; an empty tensor if the file has none."""
+    """Return the base model's fingerprint; an empty tensor if the file has none."""
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
@@ -164,8 +188,8 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord | No
 
 
 def read_lookahead(path: Path, lookahead: int, model: PreTrainedModel) -> LookaheadWeights:
-    """Return the weights in a file, with its first `lookahead` embeddings. Raises PassError if the
-    file is damaged, or if the weights do not fit the model."""
+    """Return a file's weights, with its first `lookahead` embeddings. Raises PassError if they are
+    damaged or do not fit the model."""
     tensors, record = _read_file(path)
     fingerprint = tensors.get(FINGERPRINT_KEY, torch.empty(0))
     if record is not None and not same_fingerprint(fingerprint, model_fingerprint(model)):
@@ -173,6 +197,12 @@ def read_lookahead(path: Path, lookahead: int, model: PreTrainedModel) -> Lookah
             f"{path} was trained for another model ({record.base}); train look-ahead weights for "
             "this one with pass-train, or leave --lookahead-weights out"
         )
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise PassError(
+                f"{path}: {name} holds values that are not finite: get the file again, or train it "
+                "again"
+            )
     embeddings = _embeddings(path, tensors, lookahead, model.config.hidden_size)
     adapter, head = _adapter(path, tensors, model), _head(path, tensors, model)
     return LookaheadWeights(embeddings, True, _describe(path, record), adapter, record, head)
@@ -216,7 +246,6 @@ def _embeddings(
         raise PassError(
             f"{path} holds {count} look-ahead embeddings; use --lookahead {count} or less"
         )
-    _check_finite(path, EMBEDDINGS_KEY, embeddings)
     return embeddings[:lookahead].clone()
 
 
@@ -243,8 +272,6 @@ def _adapter(
             raise PassError(
                 f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}"
             )
-        _check_finite(path, name, a)
-        _check_finite(path, name, b)
         factors[name] = (a, b)
     if unknown := sorted(set(names) - set(factors)):
         raise PassError(
@@ -258,7 +285,7 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
     head_tensors = {key.removeprefix(HEAD_PREFIX): tensors[key].float() for key in keys}
     if not head_tensors:
         return None
-    # The table's columns come from a table, a projection or both (`model.head`).
+    # The table's columns come from a table, a projection or both (`model.draft_head`).
     needed = {*TRAINED_TENSORS, TABLE if TABLE in head_tensors else PROJECTION}
     if missing := sorted(needed - set(head_tensors)):
         raise PassError(
@@ -285,13 +312,4 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
                 f"{path}: the draft head's {name} has shape {list(tensor.shape)}, but this model "
                 f"needs {list(expected[name])}; was it made for another model?"
             )
-        _check_finite(path, f"{HEAD_PREFIX}{name}", tensor)
     return DraftHead(head_tensors, model.get_output_embeddings().weight).requires_grad_(False)
-
-
-def _check_finite(path: Path, name: str, tensor: torch.Tensor) -> None:
-    if not bool(torch.isfinite(tensor).all()):
-        raise PassError(
-            f"{path}: {name} holds values that are not finite: get the file again, or train it "
-            "again"
-        )

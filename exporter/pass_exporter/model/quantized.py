@@ -1,5 +1,4 @@
-"""Refuses checkpoints that are quantized already, by what they state and how they name and store
-their tensors, before their weights are read."""
+"""Refuses checkpoints that are quantized already, before their weights are read."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ SETTINGS = {
     "compression_config": "compressed-tensors",
     "quantization_config": "its config.json has a quantization_config",
 }
-"""Settings of a configuration that state a quantization, and what they mean if they name no
-method."""
+"""Settings of a configuration that state a quantization."""
 TENSORS = {
     "weight_scale_2": "ModelOpt NVFP4",
     "weight_global_scale": "compressed-tensors NVFP4",
@@ -32,17 +30,17 @@ TENSORS = {
     "weight_scale_inv": "FP8",
     "weight_scale": "scales as of FP8 or INT8",
 }
-"""The last part of tensors' names that only quantized checkpoints have, and who writes them."""
+"""The last part of names that only tensors of quantized checkpoints have."""
 NUMBERS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "BOOL"}
-"""The types of tensors that are not codes: a float of 8 bits without a scale is a number."""
+"""Types that are not codes: a float of 8 bits without a scale is a number."""
 
 PathOf = Callable[[str], str | None]
-"""Returns the path of a file of the checkpoint; None if it does not have it."""
+"""The path of a file of the checkpoint; None if it lacks it."""
 
 
 def check_not_quantized(name: str, config: PretrainedConfig, path_of: PathOf) -> None:
-    """Raise PassError if the configuration or another file of the checkpoint states a quantization.
-    Remove statements that are empty from `config`: transformers refuses them."""
+    """Raise PassError if a file of the checkpoint states a quantization. Remove empty statements
+    from `config`: transformers refuses them."""
     for key, method in SETTINGS.items():
         if hasattr(config, key):
             _check_settings(name, method, "", getattr(config, key))
@@ -69,8 +67,6 @@ def check_tensors_not_quantized(name: str, path_of: PathOf) -> None:
 
 
 def _check_settings(name: str, method: str, file: str, settings: Any) -> None:
-    """Raise PassError if `settings`, which stand in `file` ("": config.json), state a quantization.
-    method: its name if they do not say."""
     stated = settings if isinstance(settings, Mapping) else {"": settings}
     # Lists only say which layers are left out.
     if any(value for value in stated.values() if not isinstance(value, list)):

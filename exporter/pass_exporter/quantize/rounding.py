@@ -11,10 +11,9 @@ import torch
 from pass_exporter.quantize.spec import MAX_SIGNED_CODE, MAX_UNSIGNED_CODE, WeightScheme
 
 CHUNK_ELEMENTS = 1 << 17
-"""Elements of a weight that are processed together, so that they fit into a core's cache."""
+"""Elements that fit into a core's cache."""
 MAX_BLOCK_VALUE = 2.0**14
-"""A float32 weight with a larger value is not rounded in blocks: its scales and offsets might be
-beyond the range of float16, also after GPTQ has changed the weight."""
+"""Larger float32 weights are not rounded in blocks: scales might exceed float16 after GPTQ."""
 
 UnsignedCodes = tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.float16], npt.NDArray[np.float16]]
 """Codes [out,in], their bits (4, 5 or 8), and the scales and offsets [out,blocks]."""
@@ -22,13 +21,11 @@ UnsignedCodes = tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.float16], npt.N
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [out,in] as codes: a value is (code - zero point) * scale + offset.
+    """A weight [out,in]: a value is (code - zero point) * scale + offset.
 
-    data: the codes. If they have 8 bits: int8 or float8 [out,in], or uint8 if there are zero
-    points; if they have 4: uint8 [out,in/2], two codes per byte, the first in the lower half.
-    scales, offsets: [out,blocks] in the model's dtype; offsets are None if all are 0. In float32
-    both have values of float16, if there are blocks, because the CPU's kernels read them as such.
-    zero_points: uint8 [out,blocks], or None.
+    data: codes of 8 bits [out,in], or of 4 bits [out,in/2] uint8, the first in the lower half.
+    scales, offsets: [out,blocks] in the model's dtype, with float16's values in float32.
+    zero_points: uint8 [out,blocks].
     """
 
     scheme: WeightScheme
@@ -39,11 +36,10 @@ class QuantizedWeight:
 
     @property
     def inputs(self) -> int:
-        """The number of inputs of the weight."""
         return int(self.data.shape[1]) * (2 if self.scheme.code_type == "int4" else 1)
 
     def codes(self) -> torch.Tensor:
-        """Return the codes [out,in]: float8, uint8 if there are zero points, or int8."""
+        """Return codes [out,in]: float8, uint8 with zero points, or int8."""
         if self.scheme.code_type != "int4":
             return self.data
         pairs = torch.stack((self.data & 15, self.data >> 4), -1).flatten(1)
@@ -51,7 +47,7 @@ class QuantizedWeight:
         return pairs if self.scheme.zero_points else ((pairs ^ 8).to(torch.int8) - 8)
 
     def dequantized(self) -> torch.Tensor:
-        """Return the weight [out,in] that the codes represent, in the scales' dtype."""
+        """Return the weight [out,in] in the scales' dtype."""
         dequantized = torch.empty(len(self.data), self.inputs, dtype=self.scales.dtype)
         for rows in chunks(len(self.data), self.inputs):
             dequantized[rows] = self._dequantize(rows)
@@ -68,33 +64,35 @@ class QuantizedWeight:
         dequantized: torch.Tensor = values.flatten(1).to(self.scales.dtype)
         return dequantized
 
-    def unsigned(self) -> UnsignedCodes:
-        """Return the codes as the CPU's kernels take them: a value is code * scale + offset. The
-        values stay the same, unless a block has a zero point, whose offset is rounded to float16.
-
-        Raises ValueError if the weight is not float32 in blocks.
-        """
+    def layout(self) -> tuple[int, int, npt.NDArray[np.float16], npt.NDArray[np.float16]]:
+        """Return bits (4, 5 or 8) and shift of the unsigned codes, and scales and offsets
+        [out,blocks]: a value is code * scale + offset. Raises ValueError unless the weight is
+        float32 in blocks."""
         if self.scheme.block_size is None or self.scales.dtype != torch.float32:
             raise ValueError("only blocks of float32 weights have unsigned codes")
-        codes, shift = self.codes().numpy(), 0
-        if not self.scheme.zero_points:
-            low, high = int(codes.min()), int(codes.max())
+        bits, shift = 4, 8
+        if self.scheme.code_type != "int4":
+            low, high = int(self.data.min()), int(self.data.max())
             shift = next(
                 each for each in (0, 8, 16, 128) if low >= -each and (high < each or not each)
             )
-            codes = (codes.view(np.uint8) + np.uint8(shift)).astype(np.uint8)
-        zero = shift if self.zero_points is None else self.zero_points.float()
-        offsets = -zero * self.scales
+            bits = 4 if high + shift < 16 else 5 if high + shift < 32 else 8
+        if self.scheme.zero_points:
+            shift = 0
+        offsets = -(shift if self.zero_points is None else self.zero_points.float()) * self.scales
         if self.offsets is not None:
             offsets += self.offsets
-        largest = int(codes.max())
-        bits = 4 if largest < 16 else 5 if largest < 32 else 8
-        return codes, bits, self.scales.half().numpy(), offsets.half().numpy()
+        return bits, shift, self.scales.half().numpy(), offsets.half().numpy()
+
+    def unsigned(self) -> UnsignedCodes:
+        """Return the codes as the CPU's kernels take them (see `layout`)."""
+        bits, shift, scales, offsets = self.layout()
+        codes = self.codes().numpy().view(np.uint8)
+        return (codes + np.uint8(shift) if shift else codes), bits, scales, offsets
 
 
 def fits(scheme: WeightScheme, weight: torch.Tensor) -> bool:
-    """Whether a weight [out,in] can be rounded: its inputs divide into blocks, and its values are
-    not too large for the scales."""
+    """Whether a weight divides into blocks, and is not too large for the scales."""
     if scheme.block_size is None:
         return True
     return weight.shape[1] % scheme.block_size == 0 and (
@@ -111,7 +109,7 @@ def round_to(scheme: WeightScheme, weight: torch.Tensor) -> QuantizedWeight:
 
 
 def chunks(outputs: int, inputs: int) -> list[slice]:
-    """Return slices of the outputs of a weight [out,in], of about CHUNK_ELEMENTS elements each."""
+    """Return slices of a weight's outputs, of about CHUNK_ELEMENTS elements each."""
     step = max(1, CHUNK_ELEMENTS // inputs)
     return [slice(start, start + step) for start in range(0, outputs, step)]
 
@@ -119,7 +117,6 @@ def chunks(outputs: int, inputs: int) -> list[slice]:
 def _round(
     scheme: WeightScheme, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round some outputs of a weight. Return data, scales and zero points (all 0 if unused)."""
     # [out,blocks,block]
     blocks = weight.float().reshape(len(weight), -1, scheme.block_size or weight.shape[1])
     scale, zero = choose_scales(scheme, blocks, weight.dtype)
@@ -133,11 +130,8 @@ def choose_scales(
     dtype: torch.dtype,
     importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose scales and zero points, both float32 [...,1], for blocks [...,block] of a weight in
-    `dtype`.
-
-    importance [block]: the weight of each input's squared error; None if all inputs weigh the same.
-    """
+    """Return scales and zero points [...,1] float32 for blocks [...,block]. importance [block]: the
+    weight of each input's squared error."""
     options = [_covering(scheme, blocks, factor, dtype) for factor in scheme.shrink_factors]
     scale, zero = options[0]
     if len(options) > 1:
@@ -160,7 +154,7 @@ def choose_scales(
 def nearest(
     scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
 ) -> torch.Tensor:
-    """Return the codes nearest to values [...,n], as float32. scale, zero: [...,1]."""
+    """Return the nearest codes as float32. scale, zero: [...,1]."""
     codes = values / scale
     if scheme.code_type == "fp8":  # `pack` rounds these codes to floats of 8 bits.
         return codes.clamp_(-MAX_SIGNED_CODE["fp8"], MAX_SIGNED_CODE["fp8"])
@@ -173,7 +167,6 @@ def nearest(
 def _covering(
     scheme: WeightScheme, blocks: torch.Tensor, factor: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scales and zero points whose codes cover each block's range times `factor`."""
     if not scheme.zero_points:
         covering = blocks.abs().amax(-1, keepdim=True) / MAX_SIGNED_CODE[scheme.code_type]
         scale = _stored(scheme, covering * factor, dtype)
@@ -187,7 +180,7 @@ def _covering(
 
 
 def _stored(scheme: WeightScheme, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the scale as a bundle in `dtype` stores it; 1 for a block of zeros."""
+    """Return the scale as a bundle stores it; 1 for a block of zeros."""
     if dtype == torch.float32 and scheme.block_size is not None:
         # An offset is at most the scale times the number of codes.
         codes = MAX_UNSIGNED_CODE[scheme.code_type] + 1
@@ -197,7 +190,7 @@ def _stored(scheme: WeightScheme, scale: torch.Tensor, dtype: torch.dtype) -> to
 
 
 def pack(scheme: WeightScheme, codes: torch.Tensor) -> torch.Tensor:
-    """Return codes [out,in], given in float32, in the form of `QuantizedWeight.data`."""
+    """Return codes [out,in] float32 in the form of `QuantizedWeight.data`."""
     if scheme.code_type == "fp8":
         return codes.to(torch.float8_e4m3fn)
     if scheme.code_type in ("int5", "int8"):

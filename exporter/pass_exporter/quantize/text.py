@@ -1,21 +1,22 @@
-"""Gets the token ids to calibrate on: from the text of a file, or written by the model itself."""
+"""Gets the token ids to calibrate on: from a file's text, or written by the model itself."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_exporter.progress import Step
-from pass_exporter.quantize.bf16 import bf16_copy, uses_bf16
 from pass_runtime.errors import PassError
 
 FILE_TOKENS, MAX_FILE_SEQUENCES = 256, 24
-"""The length of a sequence from a file, and how many are used."""
 OWN_SEQUENCES, OWN_TOKENS, SEQUENCES_PER_ROW = 32, 96, 2
-"""How many sequences the model writes (in one batch, where a further one costs little); the length
-of each; and how many are joined to a row. A row's first token has unusual activations, so few rows
-are better."""
+"""Sequences of one batch, tokens of each, and how many are joined to a row. A row's first token has
+unusual activations, so few rows are better."""
 SEED = 0
+CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
+"""bf16 instruction sets of x86 and Arm CPUs. On CPUs without any, bf16 is slow."""
 PROMPTS = (
     "The history of",
     "Question: What is",
@@ -38,9 +39,7 @@ PROMPTS = (
 
 def file_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> torch.Tensor:
     """Return ids [N,FILE_TOKENS] of N <= MAX_FILE_SEQUENCES sequences at equal distances in `text`.
-
-    Raises PassError if the text has fewer than two sequences.
-    """
+    Raises PassError if it has fewer than two."""
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     sequences = [
         ids[start : start + FILE_TOKENS]
@@ -59,9 +58,7 @@ def own_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, max_length: int, step: Step
 ) -> torch.Tensor:
     """Return ids [16,192] that the model writes after PROMPTS at temperature 1, always the same.
-
-    Rows have at most `max_length` tokens. The sequences of a row have the same prompt.
-    """
+    Rows have at most `max_length` tokens. The sequences of a row have the same prompt."""
     prompts = [
         tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids
         for prompt in PROMPTS
@@ -85,8 +82,23 @@ def own_ids(
 
 
 def _sampled(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Sample ids [N,1] from logits [N,V]. `torch.multinomial` would draw V random numbers per row,
-    in place of one."""
+    """`torch.multinomial` would draw V random numbers per row."""
     cumulated = logits.softmax(-1).cumsum(-1)
     drawn = torch.rand(len(logits), 1, generator=random) * cumulated[:, -1:]
     return torch.searchsorted(cumulated, drawn, right=True).clamp_(max=logits.shape[1] - 1)
+
+
+def uses_bf16(model: PreTrainedModel) -> bool:
+    """Whether the CPU has bf16 instructions and the model is in float32: twice as fast."""
+    features = torch.cpu.get_capabilities()
+    return model.dtype == torch.float32 and any(features.get(name, False) for name in CPU_FEATURES)
+
+
+def bf16_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy with parameters in bf16."""
+    # deepcopy's memo: what it has as the copy of an object is not copied again.
+    memo = {
+        id(weight): torch.nn.Parameter(weight.bfloat16(), requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, memo)

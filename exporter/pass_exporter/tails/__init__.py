@@ -1,1 +1,1 @@
-"""Builds the tail graphs, for both acceptance rules: exact match and rejection."""
+"""Builds the tails: the graphs that sample, accept drafts and lay out the next window."""

@@ -1,20 +1,8 @@
-"""Builds tails for the `rejection` rule, which the PaSS paper uses: speculative sampling (Leviathan
-et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
+"""Builds tails for the paper's `rejection` rule: speculative sampling (arXiv 2211.17192).
 
-Let p be the model's distribution of the next token, and q the one that a draft x was drawn from. x
-is accepted with probability min(1, p(x) / q(x)). The first rejected draft is replaced by a token
-drawn from the normalized positive part of p - q. If all drafts are accepted, one more token is
-drawn from p. All tokens are then distributed as p. At temperature 0 a draft is accepted if it is
-the only most likely token, and otherwise replaced by the argmax: the tokens are those of the
-exact-match rule.
-
-Inputs and outputs are those of `tails.match`, and these:
-
-    accept_offsets, draft_offsets [B,N,2] int64    noise of accepting and drafting (`noise.STREAMS`)
-    draft_probs                   [B,D,V] float32  each draft's q; 0 if the draft is missing
- -> next_draft_probs              [B,D',V] float32 each q of the drafts in `next_ids`; may share
-                                                   memory with draft_probs. A masked slot that keeps
-                                                   its window keeps its draft_probs, too
+A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)). A token drawn from the
+positive part of p - q replaces the first rejected one; if all are accepted, another is drawn
+from p. At temperature 0 the tokens are as with the exact-match rule.
 """
 
 from __future__ import annotations
@@ -22,42 +10,48 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from pass_exporter.tails.builder import TailBuilder, count_leading, run_after, slice_rows
-from pass_exporter.tails.head import Choices, head_drafts
+from pass_exporter.tails.builder import (
+    TailBuilder,
+    WindowNoise,
+    count_leading,
+    run_after,
+    slice_rows,
+)
+from pass_exporter.tails.head_drafts import Choices, head_drafts
 from pass_exporter.tails.tape import GraphTape, Output
-from pass_exporter.tails.window_noise import WindowNoise
 from pass_runtime.bundle.head import HeadArrays
-from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler
+from pass_runtime.bundle.window import Window
 
 F32 = np.float32
 
 
 def build_rejection_tail(
-    plan: Plan, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
+    window: Window, sampler: Sampler, vocab_size: int, head: HeadArrays | None = None
 ) -> ir.Model:
-    """Build the tail of `plan` for the rejection rule.
-
-    sampler: any but greedy. head: the draft head, which makes the drafts; None if there is none.
-    """
-    tail = TailBuilder(f"tail.{plan.tail}.{sampler}.rejection", plan, sampler, vocab_size, head)
-    op, verified = tail.op, plan.drafts + 1
+    """sampler: any but greedy."""
+    tail = TailBuilder(f"tail.{window.tail}.{sampler}.rejection", window, sampler, vocab_size, head)
+    op, verified = tail.op, window.drafts + 1
     # [B,D+1,V]
     p = tail.sampler.weights(slice_rows(op, tail.logits, 0, verified), verified, normalized=True)
     accepted, drafts = _accepted(tail, p)  # [B,1], and [B,D] or None
     count, next_length = tail.advance(accepted)
-    # From here on positions come from next_length, which may be written over the input `length`.
+    # Positions now come from next_length, which may overwrite the input `length`.
     before_root = op("Sub", next_length, op.const(1))  # The new root is at next_length.
     noise_of = WindowNoise.after(tail, before_root, 1, "noise_offsets").at([0])
     root = tail.sampler.draw(_target(tail, p, accepted), noise_of, 1)  # [B,1]
     outputs: dict[str, Output] = {
-        "emitted": (_emitted(tail, drafts, accepted, root), np.int64, ["batch", plan.max_emitted]),
+        "emitted": (
+            _emitted(tail, drafts, accepted, root),
+            np.int64,
+            ["batch", window.max_emitted],
+        ),
         "count": (count, np.int64, ["batch"]),
     }
     next_drafts = None
-    if plan.next.drafts:
+    if window.next.drafts:
         next_drafts, q = _next_drafts(tail, accepted, root, next_length)
-        outputs["next_draft_probs"] = (q, F32, ["batch", plan.next.drafts, vocab_size])
+        outputs["next_draft_probs"] = (q, F32, ["batch", window.next.drafts, vocab_size])
     next_ids = tail.next_window(root, next_drafts)
     outputs["next_ids"] = (next_ids, np.int64, ["batch", tail.next_width])
     outputs["next_length"] = (next_length, np.int64, ["batch"])
@@ -65,11 +59,8 @@ def build_rejection_tail(
 
 
 def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """Return the number [B,1] of leading drafts x that are accepted, and the drafts [B,D].
-
-    A draft is accepted if u q(x) <= p(x) for a uniform u; at temperature 0 also p(x) must be 1.
-    """
-    op, count = tail.op, tail.plan.drafts
+    """Count [B,1] the leading drafts x with u q(x) <= p(x); return them [B,D], too."""
+    op, count = tail.op, tail.window.drafts
     if count == 0:
         return op("Mul", op("Unsqueeze", tail.length, op.const([1])), op.const(0)), None
     ids = slice_rows(op, tail.input_ids(), 1, 1 + count)
@@ -80,7 +71,7 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
     q_x = op("GatherElements", q, x, axis=2)
     u = tail.sampler.noise.uniform(tail.length, count, "accept_offsets")  # [B,D,1]
     is_accepted = op("LessOrEqual", op("Mul", u, q_x), p_x)
-    # At temperature 0 p(x) is 1, or at most 0.5 for each of several tied tokens.
+    # At temperature 0 p(x) is 1, or at most 0.5 for tied tokens.
     is_only = op("Greater", p_x, op.const(0.75, F32))
     is_accepted = op("And", is_accepted, op("Or", tail.sampler.is_noisy(), is_only))
     is_accepted = op("And", op("Squeeze", is_accepted, op.const([2])), exists)
@@ -88,9 +79,7 @@ def _accepted(tail: TailBuilder, p: ir.Value) -> tuple[ir.Value, ir.Value | None
 
 
 def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
-    """Return the unnormalized distribution [B,1,V] of the token after the accepted drafts: the
-    positive part of p - q if a draft was rejected at a temperature above 0, otherwise p."""
-    op, count = tail.op, tail.plan.drafts
+    op, count = tail.op, tail.window.drafts
     if count == 0:
         return p
     p_row = tail.pick_rows(p, accepted, count + 1, tail.vocab_size)
@@ -102,7 +91,7 @@ def _target(tail: TailBuilder, p: ir.Value, accepted: ir.Value) -> ir.Value:
 
 
 def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
-    """Return max(p - q, 0) [B,1,V]; p if rounding makes all of it 0."""
+    """max(p - q, 0) [B,1,V]; p if rounding leaves 0."""
     positive = op("Max", op("Sub", p, q), op.const(0, F32))
     any_positive = op(
         "Greater", op("ReduceMax", positive, op.const([2]), keepdims=1), op.const(0, F32)
@@ -113,36 +102,30 @@ def residual(op: GraphTape, p: ir.Value, q: ir.Value) -> ir.Value:
 def _emitted(
     tail: TailBuilder, drafts: ir.Value | None, accepted: ir.Value, root: ir.Value
 ) -> ir.Value:
-    """Return `emitted` [B,E]: the accepted drafts, then the new root in all remaining entries."""
     if drafts is None:
         return root
     op = tail.op
     padded = op("Concat", drafts, root, axis=1)  # [B,E]
-    is_draft = op("Less", op.const(np.arange(tail.plan.max_emitted)[None]), accepted)
+    is_draft = op("Less", op.const(np.arange(tail.window.max_emitted)[None]), accepted)
     return op("Where", is_draft, padded, root)
 
 
 def _next_drafts(
     tail: TailBuilder, accepted: ir.Value, root: ir.Value, root_position: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the next window's drafts [B,D'] and their distributions [B,D',V].
-
-    The id of a missing draft is V.
-    """
-    op, plan = tail.op, tail.plan
-    # `root` is computed from draft_probs, which next_draft_probs may overwrite, so it comes first.
-    # A row [B,D'] of 0 says that no look-ahead row makes the draft: it is missing.
+    """Return the next drafts [B,D'], V if missing, and their distributions [B,D',V]."""
+    op, window = tail.op, tail.window
+    # `root` comes first: next_draft_probs may overwrite draft_probs. A row of 0 makes no draft.
     rows, logits = tail.group_rows(run_after(op, accepted, root))
 
-    window = WindowNoise.after(tail, root_position, plan.next.drafts, "draft_offsets")
+    random = WindowNoise.after(tail, root_position, window.next.drafts, "draft_offsets")
 
     def draw(values: ir.Value, indices: list[int]) -> tuple[ir.Value, ir.Value]:
-        """Draw the drafts `indices` from their logits; return them and their distributions."""
         q = tail.sampler.weights(values, len(indices), normalized=True)
-        return tail.sampler.draw(q, window.at(indices), len(indices)), q
+        return tail.sampler.draw(q, random.at(indices), len(indices)), q
 
     if tail.head is None:
-        drafts, q = draw(logits, list(range(plan.next.drafts)))
+        drafts, q = draw(logits, list(range(window.next.drafts)))
     else:
         distributions: list[ir.Value] = []
 
@@ -155,6 +138,6 @@ def _next_drafts(
         q = op("Concat", *distributions, axis=1)
     missing = op("Equal", rows, op.const(0))
     q = op("Where", op("Unsqueeze", missing, op.const([2])), op.const(0, F32), q)
-    if plan.is_fused:  # A masked slot keeps its window, and so its drafts' distributions.
+    if window.is_fused:  # A masked slot keeps its window and its drafts' distributions.
         q = op("Where", tail.is_active([1, 2]), q, tail.draft_probs())
     return op("Where", missing, op.const(tail.vocab_size), drafts), q

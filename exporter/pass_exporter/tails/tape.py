@@ -1,4 +1,4 @@
-"""Wraps onnx_ir's tape, which records nodes, so that code for graphs reads like arithmetic."""
+"""onnx_ir's tape, with which code for graphs reads like arithmetic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from pass_exporter.trunk.graph import OPSET
 Shape = Sequence[str | int]
 Attribute = int | float | str | list[int]
 Output = tuple[ir.Value, npt.DTypeLike, Shape]
-"""An output of a graph: its value, dtype and shape."""
+"""A graph's output: its value, dtype and shape."""
 
 
 class GraphTape:
-    """Records nodes, from which `model()` makes an ONNX model.
-
-    A second node with the same operator, inputs and attributes is not recorded: the first one's
-    outputs are returned.
-    """
+    """Equal nodes are recorded once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +27,7 @@ class GraphTape:
         self._nodes: dict[tuple[object, ...], Sequence[ir.Value]] = {}
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape) -> ir.Value:
-        """Return the graph input `name`, which the first call adds."""
+        """The first call adds it."""
         if name not in self._inputs:
             self._inputs[name] = ir.val(
                 name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=tuple(shape)
@@ -41,7 +37,7 @@ class GraphTape:
     def const(
         self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, name: str | None = None
     ) -> ir.Value:
-        """Return an initializer with this value. Equal constants share an initializer."""
+        """Equal constants share an initializer."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -50,22 +46,20 @@ class GraphTape:
         return self._constants[key]
 
     def per_request(self, name: str, dtype: npt.DTypeLike = np.float32) -> ir.Value:
-        """Return the graph input `name` [B], one value per request, as [B,1,1]."""
+        """An input [B], one value per request, as [B,1,1]."""
         return self("Unsqueeze", self.input(name, dtype, ["batch"]), self.const([1, 2]))
 
     def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Attribute) -> ir.Value:
-        """Add a node with one output, and return the output."""
         return self._outputs(op, inputs, attributes, 1)[0]
 
     def pair(
         self, op: str, *inputs: ir.Value, **attributes: Attribute
     ) -> tuple[ir.Value, ir.Value]:
-        """Add a node with two outputs, and return them."""
         first, second = self._outputs(op, inputs, attributes, 2)
         return first, second
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
-        """Split `value` along `axis` into parts of these sizes, and return the parts."""
+        """Split `value` along `axis` into parts of these sizes."""
         if len(sizes) == 1:
             return [value]
         return self._outputs("Split", (value, self.const(sizes)), {"axis": axis}, len(sizes))
@@ -83,7 +77,6 @@ class GraphTape:
         return self._nodes[key]
 
     def model(self, outputs: Mapping[str, Output]) -> ir.Model:
-        """Return the model with these outputs, by name."""
         results = []
         for name, (value, dtype, shape) in outputs.items():
             value.name, value.shape = name, ir.Shape(tuple(shape))

@@ -1,8 +1,4 @@
-"""Top-k, top-p and min-p as ONNX operators: which probabilities of a row are kept.
-
-Top-k and top-p keep some of a row's *candidates*, its K = min(MAX_CANDIDATES, V) most likely
-tokens. B is the batch size, R the number of rows, V the vocabulary size.
-"""
+"""Top-k, top-p and min-p as ONNX operators. *Candidates*: a row's K most likely tokens."""
 
 from __future__ import annotations
 
@@ -11,33 +7,28 @@ import onnx_ir as ir
 
 from pass_exporter.tails.tape import GraphTape
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.request_fields import MAX_CANDIDATES
+from pass_runtime.bundle.sampling import MAX_CANDIDATES
 
 F32 = np.float32
 FIRST_CANDIDATES = 64
-"""How many candidates are searched first. These suffice for the usual values of top-k. For a top-p
-of 0.9 they suffice in 93 % of positions, and in 50 % of look-ahead rows."""
+"""Searched first: enough for a top-p of 0.9 in 93 % of positions."""
 TOP_P_MARGIN = 1e-4
-"""The first candidates suffice for top-p if the sum of their probabilities exceeds top-p by this,
-which is more than the sum's rounding error."""
+"""More than the rounding error of the first candidates' sum."""
 
 
 def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value:
-    """Return the largest values [B,R,K] of each row of p [B,R,V] in falling order.
-
-    If the first FIRST_CANDIDATES of a row suffice for top-k and top-p, the row's others are 0. The
-    search for the others runs in every row, because a CUDA graph cannot branch. In rows that do not
-    need it, TopK gets numbers that are sorted already, which takes a CPU a fifth of the time.
-    """
+    """Return the largest values [B,R,K] of p [B,R,V], falling. If the first candidates suffice,
+    the others are 0: a CUDA graph cannot branch, but searching sorted numbers takes a CPU a
+    fifth of the time."""
     k = min(MAX_CANDIDATES, vocab_size)
-    # The search by blocks looks at 8 * k tokens, so it is only for larger vocabularies.
+    # The search by blocks looks at 8 * k tokens.
     if vocab_size <= 2 * noise.BLOCK_SIZE * k:
         return op.pair("TopK", p, op.const([k]), axis=-1)[0]
     maxima = _block_maxima(op, p, rows, vocab_size)
     first = _largest(op, p, maxima, rows, FIRST_CANDIDATES, vocab_size)
     needs_others = op("Not", _are_sufficient(op, first))
     all_values = _largest(op, p, maxima, rows, k, vocab_size, needs_others)
-    # Relu turns the negative numbers of rows that were not searched into 0.
+    # Relu makes 0 of rows that were not searched.
     others = op(
         "Relu", op("Slice", all_values, op.const([FIRST_CANDIDATES]), op.const([k]), op.const([2]))
     )
@@ -45,19 +36,16 @@ def largest_probabilities(op: GraphTape, p: ir.Value, rows: int, vocab_size: int
 
 
 def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
-    """Return the least probability [B,R,1] that top-k, top-p and min-p keep; 0 if all are off.
-
-    values [B,R,K]: the largest probabilities in falling order. candidates: K.
-    """
-    # What depends on the request alone comes first, so that all rows share these nodes.
+    """Return the least kept probability [B,R,1], 0 if all is off, by the largest values [B,R,K]."""
+    # Rows share what depends on the request alone.
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     no_k, no_p = op("Equal", top_k, op.const(0)), op("GreaterOrEqual", top_p, op.const(1, F32))
     rank_count = op("Where", no_k, op("Where", no_p, op.const(0), op.const(MAX_CANDIDATES)), top_k)
-    # No rank is less than 0, if both are off.
+    # No rank is below 0, if both are off.
     in_top_k = op("Less", op.const(np.arange(candidates).reshape(1, 1, -1)), rank_count)
-    # A value is kept if the sum of the values before it is below the limit; 2 exceeds any sum.
+    # Keep a value if the sum before it is below the limit; 2 exceeds any sum.
     limit = op("Where", in_top_k, op("Where", no_p, op.const(2, F32), top_p), op.const(-1, F32))
-    # What stands for a value that is not kept in the minimum; if both are off, the minimum is 0.
+    # Stands for values that are not kept; 0 if both are off.
     unkept = op("Where", op("And", no_k, no_p), op.const(0, F32), op.const(2, F32))
 
     axis = op.const([2])
@@ -72,7 +60,6 @@ def smallest_kept(op: GraphTape, values: ir.Value, candidates: int) -> ir.Value:
 
 
 def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
-    """Return whether `first` [B,R,FIRST_CANDIDATES] suffice for top-k and top-p: bool [B,R,1]."""
     top_k, top_p = op.per_request("top_k", np.int64), op.per_request("top_p")
     mass = op("ReduceSum", first, op.const([2]), keepdims=1)
     reached = op("Greater", mass, op("Add", top_p, op.const(TOP_P_MARGIN, F32)))
@@ -87,7 +74,6 @@ def _are_sufficient(op: GraphTape, first: ir.Value) -> ir.Value:
 
 
 def _block_maxima(op: GraphTape, p: ir.Value, rows: int, vocab_size: int) -> ir.Value | None:
-    """Return the largest value [B,R,V/8] of each block; None if V is no multiple of its size."""
     size, blocks = noise.BLOCK_SIZE, noise.vocabulary_blocks(vocab_size)
     if vocab_size != size * blocks:
         return None
@@ -105,13 +91,9 @@ def _largest(
     vocab_size: int,
     searched: ir.Value | None = None,
 ) -> ir.Value:
-    """Return the k largest values [B,R,k] of p [B,R,V] in falling order.
-
-    searched [B,R,1] bool: which rows are searched; the others get negative numbers. None searches
-    all rows.
-    block_maxima: if given, only the k blocks with the largest maxima are searched, which contain
-    the k largest values. TopK over the whole vocabulary would be the slowest node of the graph.
-    """
+    """Return the k largest of p [B,R,V], falling, where `searched` [B,R,1]; negative ones
+    elsewhere. Only the k blocks with the largest maxima are searched: a TopK of the vocabulary
+    would be the slowest node."""
     if block_maxima is not None:
         blocks, tokens = noise.vocabulary_blocks(vocab_size), np.arange(noise.BLOCK_SIZE)[:, None]
         falling = _with_falling_rest(op, searched, block_maxima, blocks)
@@ -124,7 +106,7 @@ def _largest(
             axis=2,
         )
         vocab_size = k * noise.BLOCK_SIZE
-        # At least k values are not below the smallest of `largest`, so smaller ones are left out.
+        # Smaller ones are left out: at least k are not below the smallest of `largest`.
         if searched is not None:
             smallest = op("ReduceMin", largest, op.const([2]), keepdims=1)
             searched = op("And", searched, op("GreaterOrEqual", p, smallest))
@@ -135,7 +117,7 @@ def _largest(
 def _with_falling_rest(
     op: GraphTape, searched: ir.Value | None, values: ir.Value, count: int
 ) -> ir.Value:
-    """Return `values` [B,R,count] where `searched`, and falling negative numbers elsewhere."""
+    """values [B,R,count] where `searched`, falling negative numbers elsewhere."""
     return (
         values
         if searched is None

@@ -1,1 +1,1 @@
-"""Traces the trunk graph, cleans it up, adds spare query rows and saves it."""
+"""Traces the trunk's graph, cleans it up and saves it."""

@@ -1,4 +1,4 @@
-"""Cleans up a traced graph, merges its MatMuls, and saves graphs, whatever the model is."""
+"""Cleans up a traced graph, merges its MatMuls, and saves graphs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 
 OPSET = 24
-"""The opset of every graph in a bundle. It is a part of the bundle format."""
+"""Of every graph in a bundle."""
 EXTERNAL_DATA_MIN_BYTES = 1024
 """Smaller tensors stay inside the .onnx file."""
 WeightParts = dict[str, tuple[str, ...]]
-"""By the name of a weight [in,out] in the graph, the names of the model's weights [out_i,in] that
-it joins, transposed."""
+"""By a weight's name [in,out] in the graph, the model's weights [out_i,in] that it joins,
+transposed."""
 
 _CLEANUP_PASSES = ir.passes.Sequential(
     passes.IdentityEliminationPass(),
@@ -32,10 +32,7 @@ _CLEANUP_PASSES = ir.passes.Sequential(
 
 def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]]) -> WeightParts:
     """Fold constants, merge q, k and v, transpose weights for MatMul, and drop metadata.
-
-    dimensions: by the name of an input or output, the names of its symbolic sizes; None for a size
-    that stays as traced.
-    """
+    dimensions: symbolic sizes of inputs and outputs; None for a size as traced."""
     # Weights are transposed first: constant folding would replace Transposes of small weights by
     # unnamed constants.
     parts = _pretranspose_weights(model.graph)
@@ -53,11 +50,8 @@ def clean(model: ir.Model, dimensions: Mapping[str, Sequence[str | int | None]])
 
 
 def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
-    """Replace every Transpose of a weight [out,in] by a weight [in,out].
-
-    The values are transposed on saving. A weight with another reader (tied embeddings) keeps its
-    Transpose, so that the file holds one copy of the weight.
-    """
+    """Replace every Transpose of a weight by a weight that is transposed on saving. Tied embeddings
+    keep it: the file holds one copy."""
     parts: WeightParts = {}
     for node in list(graph):
         if node.op_type != "Transpose" or node.inputs[0] is None:
@@ -65,25 +59,26 @@ def _pretranspose_weights(graph: ir.Graph) -> WeightParts:
         weight, output = node.inputs[0], node.outputs[0]
         if not weight.is_initializer() or len(weight.uses()) != 1 or weight.name is None:
             continue
-        tensor = weight.const_value
+        tensor, axes = weight.const_value, node.attributes["perm"].as_ints()
         assert tensor is not None
         name = f"{weight.name}.transposed"
-        transposed = ir.Value(name=name, shape=output.shape, type=weight.type)
-        transposed.const_value = _transposed(tensor, node.attributes["perm"].as_ints(), name)
+        shape = [int(tensor.shape.numpy()[axis]) for axis in axes]
+
+        def compute(
+            tensor: ir.TensorProtocol = tensor, axes: Sequence[int] = axes
+        ) -> ir.TensorProtocol:
+            return ir.tensor(np.ascontiguousarray(tensor.numpy().transpose(axes)))
+
+        transposed = lazy_initializer(graph, name, tensor.dtype, shape, compute)
         output.replace_all_uses_with(transposed)
         graph.remove(node, safe=True)
         graph.initializers.pop(weight.name)
-        graph.register_initializer(transposed)
         parts[name] = (weight.name,)
     return parts
 
 
 def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
-    """Replace three MatMuls of the same rows (q, k and v) by one MatMul and a Split.
-
-    `parts` is updated. This saves 2 % of the time of a SmolLM2 pass on ONNX Runtime's CPU provider.
-    Merging gate and up as well gained nothing.
-    """
+    """Replace three MatMuls of the same rows (q, k and v) by one and a Split."""
     readers: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         weight = node.inputs[1] if node.op_type == "MatMul" else None
@@ -104,7 +99,6 @@ def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
 
 
 def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
-    """Merge `nodes`, which are MatMuls of `rows`. Return the name of the merged weight."""
     weights = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
     tensors = [weight.const_value for weight in weights if weight.const_value is not None]
     widths = [int(tensor.shape.numpy()[1]) for tensor in tensors]
@@ -113,17 +107,11 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
     def compute() -> ir.TensorProtocol:
         return ir.tensor(np.concatenate([tensor.numpy() for tensor in tensors], 1))
 
-    shape = ir.Shape([int(tensors[0].shape.numpy()[0]), sum(widths)])
-    merged = ir.Value(name=name, shape=shape, type=weights[0].type)
-    merged.const_value = ir.LazyTensor(compute, dtype=tensors[0].dtype, shape=shape, name=name)
-    sizes = ir.Value(
-        name=f"{name}.sizes", shape=ir.Shape([len(widths)]), type=ir.TensorType(ir.DataType.INT64)
-    )
-    sizes.const_value = ir.tensor(np.array(widths, np.int64), name=sizes.name)
+    shape = [int(tensors[0].shape.numpy()[0]), sum(widths)]
     for weight in weights:
         graph.initializers.pop(str(weight.name))
-    graph.register_initializer(merged)
-    graph.register_initializer(sizes)
+    merged = lazy_initializer(graph, name, tensors[0].dtype, shape, compute)
+    sizes = initializer(graph, f"{name}.sizes", np.array(widths, np.int64))
     product = ir.node("MatMul", [rows, merged])
     split = ir.node("Split", [product.outputs[0], sizes], {"axis": -1}, num_outputs=len(nodes))
     graph.insert_before(nodes[0], [product, split])
@@ -134,9 +122,35 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
-    """Make all readers of `old` read `new`, which gets the shape and type of `old`."""
+    """Make all readers of `old` read `new`, which gets its shape and type."""
     new.shape, new.type = old.shape, old.type
     old.replace_all_uses_with(new)
+
+
+def producer(value: ir.Value | None) -> ir.Node:
+    """Return the node that computes `value`, which must be there."""
+    node = None if value is None else value.producer()
+    assert node is not None
+    return node
+
+
+def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+    """Return the node that reads `value`; None if it has another type or there are several."""
+    users = [use.node for use in value.uses()]
+    return users[0] if len(users) == 1 and users[0].op_type == op_type else None
+
+
+def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    return next((each for each in node.inputs if each is not value), None)
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """Return the values of a constant, or None."""
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def graph_input(graph: ir.Graph, name: str) -> ir.Value:
+    return next(value for value in graph.inputs if value.name == name)
 
 
 def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
@@ -149,16 +163,22 @@ def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value
     return graph.initializers[name]
 
 
-def _transposed(tensor: ir.TensorProtocol, permutation: Sequence[int], name: str) -> ir.LazyTensor:
-    def compute() -> ir.TensorProtocol:
-        return ir.tensor(np.ascontiguousarray(tensor.numpy().transpose(permutation)))
-
-    shape = ir.Shape([int(tensor.shape.numpy()[axis]) for axis in permutation])
-    return ir.LazyTensor(compute, dtype=tensor.dtype, shape=shape, name=name)
+def lazy_initializer(
+    graph: ir.Graph,
+    name: str,
+    dtype: ir.DataType,
+    shape: Sequence[int],
+    compute: Callable[[], ir.TensorProtocol],
+) -> ir.Value:
+    """Return the initializer `name`, computed when it is saved; added if the graph lacks it."""
+    if name not in graph.initializers:
+        value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        value.const_value = ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
+        graph.register_initializer(value)
+    return graph.initializers[name]
 
 
 def _drop_metadata(model: ir.Model) -> None:
-    """Remove what the tracer noted: stack traces with paths of the exporting machine."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -173,11 +193,7 @@ def _drop_metadata(model: ir.Model) -> None:
 def move_weights(
     model: ir.Model, path: Path, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Write the weights to `<path>.data`, from which `model` and its clones read them from then on.
-
-    So all graphs that are saved beside `path` share the file. progress: called with the numbers of
-    tensors written and of all.
-    """
+    """Write the weights to `<path>.data`, which `model` and its clones read from then on."""
 
     def report(_: ir.TensorProtocol, info: ir.external_data.CallbackInfo) -> None:
         if progress is not None:

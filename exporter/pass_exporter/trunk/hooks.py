@@ -1,14 +1,12 @@
-"""Hooks that make a Hugging Face decoder trace to a few standard ONNX operators.
-
-Four parts of transformers are replaced while the graph is traced, for all supported families alike:
+"""Replaces parts of transformers while a decoder is traced, so that it becomes a few standard
+operators:
 
     attention interface      -> Attention        (opset 24; grouped heads, bool mask)
     KV cache                 -> TensorScatter    (opset 24; writes the window at `length`)
     apply_rotary_pos_emb     -> RotaryEmbedding  (opset 23)
     *RMSNorm.forward         -> RMSNormalization (opset 23)
 
-TensorRT recognises these operators as an in-place KV cache with fused attention. In shapes, H and
-KVH are the numbers of query and K/V heads, D the size of a head, S the KV capacity, Q window rows.
+TensorRT recognises them as an in-place KV cache with fused attention.
 """
 
 from __future__ import annotations
@@ -23,17 +21,14 @@ from torch.onnx.ops import symbolic
 from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "pass_onnx"
-"""The name of `_attention` among transformers' attention functions."""
 
 _Buffers = Sequence[torch.Tensor | None]
 
 
 class ScatterCache:
-    """Implements the part of transformers' `Cache` that a decoder layer calls, with static buffers.
-
-    keys, values: the buffers [B,KVH,S,D] of each layer; None for a layer that is skipped (see
-    layers.py). `update` writes a window [B,KVH,Q,D] from entry `length` ([B] int64) on.
-    """
+    """The part of transformers' `Cache` that a decoder layer calls. keys, values: the buffers
+    [B,KVH,S,D] of each layer, or None. `update` writes a window [B,KVH,Q,D] from entry `length`
+    ([B] int64) on."""
 
     is_compileable = False
 
@@ -71,8 +66,7 @@ def _attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention output [B,Q,H,D] for query [B,H,Q,D], key and value [B,KVH,S,D], and
-    mask [B,1,Q,S] bool."""
+    """query [B,H,Q,D], key and value [B,KVH,S,D], mask [B,1,Q,S] bool -> [B,Q,H,D]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = symbolic(
         "Attention",
@@ -88,12 +82,9 @@ def _attention(
 def _rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate query [B,H,Q,D] and key [B,KVH,Q,D] by cos and sin [B,Q,R].
-
-    R < D if only a part of a head is rotated. The second half of cos, and of sin, equals the first.
-    Both are cast to the query's dtype, because the operator takes one dtype, and OLMo2 gives
-    float32 to a model in float16.
-    """
+    """Rotate query [B,H,Q,D] and key [B,KVH,Q,D] by cos and sin [B,Q,R], of which the second half
+    equals the first. R < D rotates a part of a head. OLMo2 gives float32 tables to a model in
+    float16."""
     rotated = cos.shape[-1]
     half_cos, half_sin = (table[..., : rotated // 2].to(query.dtype) for table in (cos, sin))
     attributes: dict[str, Any] = (
@@ -129,7 +120,7 @@ def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def onnx_hooks(model: PreTrainedModel) -> Iterator[None]:
-    """Patch the modeling module of `model` within the block, and restore it afterwards."""
+    """Patch the modeling module of `model` within the block."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
     module = importlib.import_module(type(model).__module__)
     patched: list[tuple[Any, str, Any]] = [

@@ -1,10 +1,5 @@
 """Traces one decoder layer of each kind and copies its nodes for the others, which saves seconds.
-
-`originals` has for each layer the index of the layer that is traced for it: the first of its kind,
-perhaps the layer itself. While the model is traced, the other layers return their input unchanged.
-Marker nodes before and after every traced layer show which nodes are the layer's. Then
-`repeat_layers` adds the copies and removes the markers.
-"""
+Markers before and after every traced layer show its nodes; the other layers return their input."""
 
 from __future__ import annotations
 
@@ -26,17 +21,13 @@ MARKER_DOMAIN = "pass.layers"
 LAYERS_PREFIX = "model.model.layers"
 """The prefix of the names that weights of decoder layers have in the trunk."""
 CACHE_PARTS = ("key", "value")
-"""The tensors of a layer's cache."""
 COMPARED_TYPES = (bool, int, float, str, tuple, type(None))
-"""A module's attributes of these types are its settings. Layers of one kind have equal settings."""
+"""Attributes of these types are a module's settings."""
 
 
 def first_of_kind(model: PreTrainedModel, adapter: Adapter | None) -> list[int]:
-    """Return `originals`: for every decoder layer the index of the first layer of its kind.
-
-    Layers of one kind have equal module types, settings, weight shapes (the adapter's too) and
-    types of masks.
-    """
+    """Return for every decoder layer the first layer of its kind, with equal module types,
+    settings, weight shapes (the adapter's too) and masks."""
     first_index: dict[str, int] = {}  # by a description of the kind
     masks = getattr(model.config, "layer_types", None) or [None] * len(model.model.layers)
     originals = []
@@ -62,8 +53,7 @@ def _settings(module: torch.nn.Module) -> list[tuple[str, Any]]:
 def _weights(
     model: PreTrainedModel, adapter: Adapter | None, layer: int
 ) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return a layer's weights, the adapter's included, with their names in the trunk. Keys are
-    names in the layer."""
+    """Return a layer's weights and their names in the trunk, by their names in the layer."""
     weights = {
         key: (f"{LAYERS_PREFIX}.{layer}.{key}", weight)
         for key, weight in model.model.layers[layer].named_parameters()
@@ -84,20 +74,17 @@ def _weights(
 
 @contextmanager
 def marked_layers(model: PreTrainedModel, originals: Sequence[int]) -> Iterator[None]:
-    """Mark the layers to trace within the block, and let the others do nothing."""
+    """Mark the layers to trace within the block, and let the others do nothing. originals: as
+    `first_of_kind` returns them."""
     layers = list(model.model.layers)
     for index, layer in enumerate(layers):
         is_traced = originals[index] == index
-        layer.forward = _between_marks(index, layer.forward) if is_traced else _identity
+        layer.forward = _between_marks(index, layer.forward) if is_traced else lambda x, *_, **__: x
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-
-
-def _identity(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return hidden_states
 
 
 def _between_marks(index: int, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -123,8 +110,6 @@ LayerInputs = dict[str, ir.Value]
 
 @dataclass(frozen=True)
 class _Traced:
-    """A traced layer: its nodes, its input and output rows [B,Q,H], and what it alone reads."""
-
     nodes: list[ir.Node]
     entry: ir.Value
     result: ir.Value
@@ -134,11 +119,8 @@ class _Traced:
 def repeat_layers(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, originals: Sequence[int]
 ) -> None:
-    """Add the skipped layers to a graph that was traced in `marked_layers`.
-
-    The copies' graph inputs and outputs (past_key.i and so on) come after those of the traced
-    layers.
-    """
+    """Add the skipped layers to a graph that was traced in `marked_layers`. Their graph inputs and
+    outputs come after those of the traced layers."""
     marks = [node for node in graph if node.domain == MARKER_DOMAIN]
     begins = {_layer_of(node): node for node in marks if node.op_type == BEGIN}
     ends = {_layer_of(node): node for node in marks if node.op_type == END}
@@ -180,10 +162,8 @@ def _layer_of(mark: ir.Node) -> int:
 def _between(
     graph: ir.Graph, begin: ir.Node, end: ir.Node, own_inputs: LayerInputs
 ) -> list[ir.Node]:
-    """Return the nodes between the markers that depend on the layer's rows or own inputs.
-
-    Other nodes there compute values that all layers share.
-    """
+    """Return the nodes between the markers that depend on the layer's rows or own inputs. Others
+    are shared by all layers."""
     depending, layer_nodes = {begin.outputs[0], *own_inputs.values()}, []
     nodes = list(graph)
     for node in nodes[nodes.index(begin) + 1 : nodes.index(end)]:
@@ -194,10 +174,6 @@ def _between(
 
 
 def _copy(node: ir.Node, values: dict[ir.Value, ir.Value], layer: int) -> ir.Node:
-    """Copy a node of a traced layer for another layer, and add its outputs to `values`.
-
-    values: the copies of the traced layer's values. Both layers share values without a copy.
-    """
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [
         ir.Value(name=f"{old.name}.{layer}", shape=old.shape, type=old.type) for old in node.outputs
@@ -224,7 +200,6 @@ def _inputs_of_traced(
 def _inputs_of_copy(
     graph: ir.Graph, model: PreTrainedModel, adapter: Adapter | None, layer: int, like: LayerInputs
 ) -> LayerInputs:
-    """Add to the graph, and return, the inputs of a copied layer in place of those in `like`."""
     weights, inputs = _weights(model, adapter, layer), {}
     for key, value in like.items():
         name, tensor = weights.get(key, (f"{key}.{layer}", None))  # None: a part of the cache

@@ -1,20 +1,5 @@
 """Traces trunk.onnx: embeddings (of tokens and look-ahead rows), layers with a KV cache, LM head.
-
-Contract (opset 24, standard operators only; B batch, Q window rows, R logit rows, A look-ahead rows
-and S KV capacity are symbolic; V vocabulary size, H hidden size, KVH K/V heads, D head size):
-
-    input_ids      [B,Q] int64     token ids; V+i stands for look-ahead embedding i
-    row_position   [Q] int64       position of each row relative to `length`
-    window_mask    [Q,Q] bool      which rows of the window each row sees
-    length         [B] int64       valid KV entries; the window is written at length .. length+Q-1
-    logit_rows     [R] int64       rows whose logits are computed
-    past_key.i, past_value.i       [B,KVH,S,D]: the KV cache of layer i
-    lookahead_rows [A] int64       the look-ahead rows, the last ones; with an adapter or draft head
- -> logits         [B,R,V] float32
-    hidden         [B,A,H] float32 the LM head's input in the look-ahead rows; with a draft head
-    present_key.i, present_value.i [B,KVH,S,D]: past_key.i, past_value.i with the window written,
-                                   perhaps in the same memory
-"""
+docs/bundle.md has its inputs and outputs, and the letters of shapes."""
 
 from __future__ import annotations
 
@@ -29,8 +14,8 @@ import onnx_ir as ir
 import torch
 from transformers import PreTrainedModel
 
+from pass_exporter.model.families import attention_masks
 from pass_exporter.model.lookahead import LookaheadWeights
-from pass_exporter.model.sliding import attention_masks
 from pass_exporter.trunk.graph import OPSET, WeightParts, clean
 from pass_exporter.trunk.hooks import ScatterCache, onnx_hooks
 from pass_exporter.trunk.layers import CACHE_PARTS, first_of_kind, marked_layers, repeat_layers
@@ -48,10 +33,7 @@ WINDOW_INPUTS = ("input_ids", "row_position", "window_mask", "length", "logit_ro
 
 
 class Trunk(torch.nn.Module):
-    """The trunk in torch: a frozen LM with look-ahead embeddings [L,H] and their adapter.
-
-    The draft head runs in the tails. What it reads of the trunk is the output `hidden`.
-    """
+    """The trunk in torch: a frozen LM with look-ahead embeddings [L,H] and their adapter."""
 
     def __init__(self, model: PreTrainedModel, lookahead_weights: LookaheadWeights) -> None:
         super().__init__()
@@ -68,8 +50,8 @@ class Trunk(torch.nn.Module):
         self.outputs_hidden = lookahead_weights.head is not None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [B,Q,H] of ids [B,Q]. Look-ahead embeddings have their own table,
-        so that tied embeddings stay one tensor."""
+        """Return the embeddings [B,Q,H] of ids [B,Q], from two tables, so that tied embeddings stay
+        one tensor."""
         is_lookahead = input_ids >= self.vocab_size
         vocabulary = self.model.get_input_embeddings()(torch.where(is_lookahead, 0, input_ids))
         rows = (input_ids - self.vocab_size).clamp(min=0)
@@ -91,7 +73,7 @@ class Trunk(torch.nn.Module):
         lookahead_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Return the outputs of trunk.onnx. past_key, past_value: by layer; None for layers that
-        are not traced (see layers.py)."""
+        are not traced."""
         assert past_key[0] is not None
         capacity = past_key[0].shape[2]
         cache = ScatterCache(past_key, past_value, length)
@@ -115,7 +97,6 @@ class Trunk(torch.nn.Module):
         return (logits.float(), *lookahead_hidden, *present)
 
     def _adapted(self, rows: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Apply the adapter to `rows` [A] alone within the block."""
         adapter = self.adapter
         if adapter is None or rows is None:
             return nullcontext()
@@ -129,8 +110,8 @@ class Trunk(torch.nn.Module):
 
 
 def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -> torch.Tensor:
-    """Return the cache entries that each row sees, [B,1,Q,S] bool: all entries before the window,
-    and those in the window by `window_mask` [Q,Q]."""
+    """Return the entries that each row sees, [B,1,Q,S] bool: all before the window, and by
+    `window_mask` [Q,Q]."""
     offset, row, row_count = _window_rows(length, window_mask[0], capacity)
     width = window_mask.shape[1]
     in_window = (offset >= 0) & (offset < row_count)
@@ -144,8 +125,7 @@ def cache_mask(length: torch.Tensor, window_mask: torch.Tensor, capacity: Any) -
 def cache_positions(
     length: torch.Tensor, row_position: torch.Tensor, capacity: Any
 ) -> torch.Tensor:
-    """Return the position [B,S] of every cache entry relative to `length`. Entries after the window
-    get the position of its last row."""
+    """Return each entry's position [B,S] relative to `length`; after the window its last row's."""
     offset, row, _ = _window_rows(length, row_position, capacity)
     return torch.where(
         offset < 0, offset, row_position.index_select(0, row.flatten()).reshape(-1, capacity)
@@ -155,11 +135,8 @@ def cache_positions(
 def _window_rows(
     length: torch.Tensor, window: torch.Tensor, capacity: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each cache entry its offset from the window's first row, and the window row that
-    is nearest to it, [B,S] each; and Q.
-
-    window: a tensor [Q], of which only the size is used.
-    """
+    """Return each entry's offset from the window's first row, the nearest window row [B,S], and
+    Q."""
     offset = torch.arange(capacity, dtype=torch.int64)[None] - length[:, None]
     # Q must be a tensor on the device: a shape is on the host, and a graph that compares it with
     # tensors on the device cannot be captured as a CUDA graph.
@@ -228,27 +205,21 @@ def trace_trunk(
     repeat_layers(program.model.graph, model, trunk.adapter, originals)
     _order(program.model.graph.inputs, names)
     _order(program.model.graph.outputs, outputs)
-    parts = clean(program.model, _dimensions(layers))
+    dimensions = {
+        name: [None if size in MODEL_SIZES else size for size in shape]
+        for name, shape in trunk_shapes(layers).items()
+    }
+    parts = clean(program.model, dimensions)
     return program.model, parts
 
 
 def _order(values: MutableSequence[ir.Value], names: Sequence[str]) -> None:
-    """Put the values into the order of `names`."""
     by_name = {str(value.name): value for value in values}
     values[:] = [by_name[name] for name in names]
 
 
-def _dimensions(layers: int) -> dict[str, list[str | int | None]]:
-    """Return the `dimensions` that `clean` takes."""
-    return {
-        name: [None if size in MODEL_SIZES else size for size in shape]
-        for name, shape in trunk_shapes(layers).items()
-    }
-
-
 @contextmanager
 def _exporter_silenced() -> Iterator[None]:
-    """Let torch's exporter print nothing within the block: pass-export shows progress itself."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

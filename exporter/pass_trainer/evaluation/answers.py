@@ -1,9 +1,6 @@
-"""Answers prompts with the frozen model, sampled with the runtime's Gumbel noise, and keeps the
-answers on disk.
+"""Answers prompts with the frozen model, sampled with the runtime's Gumbel noise.
 
-Answers do not depend on look-ahead weights, so all files of look-ahead weights for a model are
-evaluated on the same answers.
-"""
+The answers do not depend on look-ahead weights, and are kept on disk."""
 
 from __future__ import annotations
 
@@ -29,40 +26,31 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.measuring.real_use import Prompt
-from pass_trainer.torch_generate import chat_prompt, continue_prompts, plain_ids, until_end
+from pass_trainer.writers import chat_prompt, continue_prompts, plain_ids, until_end
 
 BATCH_PROMPTS = 40
-"""How many prompts are continued together."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The token ids of a prompt and of its answer, with the end token if there is one."""
-
-    prompt: list[int]
-    tokens: list[int]
 
 
 @dataclass(frozen=True)
 class SeededPrompt:
-    """A prompt's token ids, and how its answer is sampled, which includes the seed."""
-
     prompt: list[int]
     sampling: SamplingParams
 
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Answers prompts with up to `max_tokens` tokens. identity: names model and dtype in the
-    cache."""
+    """identity: of model and dtype in the cache."""
 
     model: PreTrainedModel
     eos_token_ids: tuple[int, ...]
     max_tokens: int
     identity: str
 
-    def answers(self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step) -> list[Answer]:
-        """Return an answer for each prompt, from the directory `cache` if it has them."""
+    def answers(
+        self, cache: Path, prompts: Sequence[SeededPrompt], progress: Step
+    ) -> list[list[int]]:
+        """Return the tokens of an answer, with its end token, for each prompt, from the directory
+        `cache` if it has them."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
         key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -71,17 +59,14 @@ class AnswerWriter:
             write_whole(path, json.dumps(self._write(prompts, progress)))
         try:
             answers = json.loads(path.read_text(encoding="utf-8"))
-            return [
-                Answer(p.prompt, [int(t) for t in tokens])
-                for p, tokens in zip(prompts, answers, strict=True)
-            ]
+            return [[int(token) for token in tokens] for tokens in answers]
         except (OSError, ValueError, TypeError) as error:
             raise PassError(
                 f"{path} is damaged ({error}); delete it, and it will be made again"
             ) from None
 
     def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
-        """Return the answers' tokens. Prompts of similar lengths share a batch: less padding."""
+        # Prompts of similar lengths share a batch: less padding.
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
         answers: dict[int, list[int]] = {}
         for first in range(0, len(prompts), BATCH_PROMPTS):
@@ -106,15 +91,14 @@ class AnswerWriter:
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Maps logits to the scores of Gumbel-max sampling, whose argmax is the sampled token. width:
-    the length of the longest prompt, to which the others are padded."""
+    """Maps logits to scores whose argmax is the sampled token."""
 
     def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
         self._sampling = [p.sampling for p in prompts]
         self._padding = [width - len(p.prompt) for p in prompts]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores [B,V] of logits [B,V] after ids [B,N], which are padded on the left."""
+        """Return the scores [B,V] of logits [B,V] after ids [B,N], padded on the left."""
         if all(sampling.temperature == 0 for sampling in self._sampling):
             return scores
         logits = scores.float().cpu().numpy()
@@ -127,7 +111,7 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """Return a prompt's token ids. A message is put into the chat template, if there is one."""
+    """A message is put into the chat template, if there is one."""
     if not prompt.is_message or not tokenizer.chat_template:
         return list(tokenizer(prompt.text)["input_ids"])
     return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))

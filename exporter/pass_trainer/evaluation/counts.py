@@ -1,8 +1,5 @@
-"""Counts drafts that would be accepted, and the passes that a runtime would need for a text.
-
-Nothing is decoded: drafts were made after every token (an *anchor*) of a text that the model wrote,
-and are compared with the tokens that follow. A right draft is one that equals the text.
-"""
+"""Counts the drafts after each token (an *anchor*) of the model's text that equal it, and the
+passes that a runtime would need."""
 
 from __future__ import annotations
 
@@ -28,12 +25,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Counts over the anchors of texts. They can be added.
+    """Counts over the anchors of texts.
 
-    tried[j]: the number of anchors after which all drafts before j were right and the text is long
-    enough for draft j.
-    right[j]: the number of these anchors after which draft j was right, too.
-    two_pass, fused: the passes that a runtime needs for the texts in these modes.
+    tried[j]: anchors after which all drafts before j were right and the text has room for draft j.
+    right[j]: those after which draft j was right, too. two_pass, fused: passes by these plans.
     """
 
     tried: tuple[int, ...]
@@ -55,12 +50,11 @@ class DraftCounts:
 
     @property
     def places(self) -> int:
-        """The number of anchors, which tables call places."""
         return self.tried[0]
 
     @property
     def conditional(self) -> list[float]:
-        """Conditional acceptance [L]: how often draft j is right if all drafts before it are."""
+        """How often draft j is right if all drafts before it are [L]."""
         return [
             right / tried if tried else 0.0
             for right, tried in zip(self.right, self.tried, strict=True)
@@ -68,12 +62,12 @@ class DraftCounts:
 
     @property
     def cumulative(self) -> list[float]:
-        """Cumulative acceptance [L]: how often drafts 1..j are all right."""
+        """How often drafts 1..j are all right [L]."""
         return list(accumulate(self.conditional, mul))
 
     @property
     def accepted(self) -> float:
-        """The mean number of accepted drafts per anchor."""
+        """Accepted drafts per anchor."""
         return sum(self.cumulative)
 
     def as_json(self) -> dict[str, Any]:
@@ -89,8 +83,6 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The counts outside of loops and in loops, where a text repeats itself."""
-
     outside_loops: DraftCounts
     in_loops: DraftCounts
 
@@ -99,7 +91,6 @@ class SplitCounts:
 
     @property
     def loop_share(self) -> float:
-        """The share of anchors in a loop."""
         places = self.outside_loops.places + self.in_loops.places
         return self.in_loops.places / places if places else 0.0
 
@@ -113,11 +104,8 @@ Report = dict[str, dict[str, SplitCounts]]
 
 
 def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCounts:
-    """Count the drafts of the answer `written` within its first `tokens` tokens.
-
-    drafts [anchors,L]: row k has the drafts for written[k + 1:], made by the pass that writes
-    written[k] as its last token.
-    """
+    """Count the drafts for the first `tokens` tokens of the answer `written`. drafts [anchors,L]:
+    row k has those for written[k + 1:]."""
     rows = [right_in_row(row, written[k + 1 :]) for k, row in enumerate(drafts.tolist())]
     before_loop, in_loop = split_at_loop(written, tokens)
     return SplitCounts(
@@ -127,8 +115,7 @@ def count_drafts(drafts: Ids, written: Sequence[int], tokens: int) -> SplitCount
 
 
 def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
-    """Return whether each draft equals its token of `text`, up to the first wrong draft or the end
-    of the text."""
+    """Return whether each draft equals its token, up to the first wrong one or the text's end."""
     right = []
     for draft, token in zip(drafts, text, strict=False):
         right.append(draft == token)
@@ -140,10 +127,7 @@ def right_in_row(drafts: Sequence[int], text: Sequence[int]) -> list[bool]:
 def _count(
     rows: Sequence[list[bool]], lookahead: int, written: Sequence[int], indices: range
 ) -> DraftCounts:
-    """Count the drafts for written[k + 1] on if k + 1 is in `indices`, and the passes there.
-
-    rows[k]: the result of `right_in_row` for these drafts.
-    """
+    """rows[k]: `right_in_row` of drafts for written[k + 1:], counted if k + 1 is in `indices`."""
     tried, right = [0] * lookahead, [0] * lookahead
     for k, row in enumerate(rows):
         if k + 1 in indices:
@@ -157,11 +141,8 @@ def _count(
 
 
 def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield how many tokens each pass of fused decoding writes, for a text of `length` tokens.
-
-    The first pass has no drafts. Every later pass verifies the drafts that the pass before it made.
-    accepted[k]: how many drafts are right of those that a pass made whose last token is token k.
-    """
+    """Yield how many of a text's `length` tokens each pass of `fused` writes. Each verifies the
+    drafts of the pass before. accepted[k]: right drafts after token k."""
     yield 1
     begin = 1
     while begin - 1 < len(accepted) and begin < length:
@@ -171,10 +152,8 @@ def fused_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 
 
 def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
-    """Yield how many tokens each pass of two-pass decoding writes. Arguments as in `fused_sizes`.
-
-    A pass that writes one token and drafts alternates with a pass that verifies the drafts.
-    """
+    """As `fused_sizes`: a pass that writes one token and drafts alternates with one that
+    verifies."""
     begin = 0
     while begin < length:
         yield 1
@@ -188,7 +167,6 @@ def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
 def by_kind(
     kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int
 ) -> dict[str, SplitCounts]:
-    """Return the sums of counts by kind of prompt, and over all kinds."""
     sums = {}
     for kind in (*KINDS, ALL_KINDS):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.registry import resolve
 from pass_exporter.progress import Step
 from pass_runtime.bundle.integrity import cache_directory
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD
 from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.window import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import EXTRA_TOKENS, KINDS, Prompt, read_prompt_set
 from pass_trainer.config import TrainDtype
 from pass_trainer.drafter import Drafter
-from pass_trainer.evaluation.answers import Answer, AnswerWriter, SeededPrompt, encode
-from pass_trainer.evaluation.counts import Report, SplitCounts, by_kind, count_drafts
-from pass_trainer.evaluation.drafts import drafts_of
-from pass_trainer.initial_drafter import read_or_baseline
-from pass_trainer.run import TrainProgress, make_accelerator
-from pass_trainer.text_supply import model_cache_key
+from pass_trainer.evaluation.answers import AnswerWriter, SeededPrompt, encode
+from pass_trainer.evaluation.counts import Ids, Report, SplitCounts, by_kind, count_drafts
+from pass_trainer.initial import read_or_baseline
+from pass_trainer.run import TrainProgress, make_accelerator, model_cache_key
+from pass_trainer.windows import full_groups, make_windows
 
+Sample = Callable[[npt.NDArray[np.float32], Ids], Ids]
+"""(logits [N,V], positions [N] of the sampled tokens) -> tokens [N]."""
+SKIPPED_DRAFT, PADDING_TOKEN = -1, -2
+"""A draft that was not computed, and tokens after the text's end."""
 PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
-"""The default prompts, of every kind in `real_use.KINDS`, most of them users' messages."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Options of an evaluation. Raises PassError if one is out of range.
-
-    model, revision: what pass-export takes.
-    weights: a file that pass-train wrote; None for the untrained baseline.
-    prompts, kinds, each: see `real_use.read_prompt_set`.
-    tokens: how many tokens of an answer are measured.
-    temperatures: all prompts are answered at each of these.
-    top_k: the top-k of answers that are sampled.
-    lookahead: how many drafts are made after a token; at most the embeddings that `weights` has.
-    """
+    """Options of an evaluation. Raises PassError if one is out of range. weights: a file that
+    pass-train wrote; None for the untrained baseline. tokens: measured of an answer."""
 
     model: str
     weights: Path | None = None
@@ -64,7 +62,6 @@ class EvaluateConfig:
             SamplingParams(temperature, self.top_k)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings that the report states."""
         return {
             "model": self.model,
             "weights": None if self.weights is None else str(self.weights),
@@ -78,20 +75,18 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt, its answer, and how the answer was sampled."""
+    """ids: of the prompt. tokens: of its answer."""
 
-    prompt: Prompt
-    answer: Answer
+    kind: str
+    ids: list[int]
+    tokens: list[int]
     sampling: SamplingParams
 
     def anchors(self, tokens: int) -> range:
-        """Return the anchors whose drafts are for the answer's first `tokens` tokens, as indices
-        into the tokens of prompt and answer together.
-
-        The first anchor is the prompt's last token. See `drafts_of`.
-        """
-        first = len(self.answer.prompt) - 1
-        return range(first, first + min(tokens, len(self.answer.tokens)) - 1)
+        """Return the anchors whose drafts are for the answer's first `tokens` tokens, from the
+        prompt's last token on."""
+        first = len(self.ids) - 1
+        return range(first, first + min(tokens, len(self.tokens)) - 1)
 
 
 def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
@@ -104,7 +99,7 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
             counts.append(_measure(config, drafter, text))
             step(len(counts), len(texts))
         report[f"{temperature:g}"] = by_kind(
-            [text.prompt.kind for text in texts], counts, config.lookahead
+            [text.kind for text in texts], counts, config.lookahead
         )
     return report
 
@@ -112,7 +107,6 @@ def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
 def answer_all(
     config: EvaluateConfig, progress: TrainProgress
 ) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
-    """Load the model. Return the drafter, and the answered prompts by temperature."""
     prompts = read_prompt_set(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
@@ -142,17 +136,18 @@ def answer_all(
         step = progress.phase(f"writing at temperature {temperature:g}")
         seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
         answers = _answer_by_kind(writer, prompts, seeded, step)
+        kinds = [prompt.kind for prompt in prompts]
         texts[temperature] = [
-            AnsweredPrompt(*each) for each in zip(prompts, answers, sampling, strict=True)
+            AnsweredPrompt(*each) for each in zip(kinds, encoded, answers, sampling, strict=True)
         ]
     return drafter, texts
 
 
 def _answer_by_kind(
     writer: AnswerWriter, prompts: Sequence[Prompt], seeded: Sequence[SeededPrompt], progress: Step
-) -> list[Answer]:
-    """Answer the prompts kind by kind, so that the answers to each kind have a cached file."""
-    answers: dict[int, Answer] = {}
+) -> list[list[int]]:
+    """Answer kind by kind: each has a cached file."""
+    answers: dict[int, list[int]] = {}
     for kind in dict.fromkeys(prompt.kind for prompt in prompts):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.kind == kind]
 
@@ -167,13 +162,13 @@ def _answer_by_kind(
 def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> SplitCounts:
     drafts = drafts_of(
         drafter,
-        text.answer.prompt + text.answer.tokens,
+        text.ids + text.tokens,
         text.anchors(config.tokens),
         config.lookahead,
         lambda logits, positions: sample(logits, positions, text.sampling),
         stop_at_wrong=True,
     )
-    return count_drafts(drafts, text.answer.tokens, config.tokens)
+    return count_drafts(drafts, text.tokens, config.tokens)
 
 
 def _check_lengths(
@@ -182,7 +177,6 @@ def _check_lengths(
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
 ) -> None:
-    """Raise PassError if a prompt is empty, or too long for an answer to follow."""
     max_length = max(loaded.geometry.max_capacity - EXTRA_TOKENS - config.tokens, 0)
     for prompt, ids in zip(prompts, encoded, strict=True):
         if not ids:
@@ -192,3 +186,64 @@ def _check_lengths(
                 f"the prompt {prompt.id} has {len(ids)} tokens, and at most {max_length} leave "
                 f"room for {config.tokens} tokens of an answer; shorten it, or give fewer --tokens"
             )
+
+
+@torch.no_grad()
+def drafts_of(
+    drafter: Drafter,
+    tokens: list[int],
+    anchors: range,
+    lookahead: int,
+    sample: Sample,
+    *,
+    stop_at_wrong: bool = False,
+) -> Ids:
+    """Return the drafts [anchors,lookahead] in a text, sampled as the runtime samples them.
+
+    The drafts of anchor a are for tokens a + 2, a + 3, ...: the pass with root a writes token a + 1
+    itself. stop_at_wrong: whether drafts after a wrong one, which are never accepted, are
+    SKIPPED_DRAFT. Most follow a wrong one, so this saves time.
+    """
+    if not anchors:
+        return np.zeros((0, lookahead), np.int64)
+    hidden, positions = group_states(drafter, tokens, anchors, lookahead)
+    drafts = np.full((len(anchors), lookahead), SKIPPED_DRAFT, np.int64)
+    text = np.array([*tokens, *[PADDING_TOKEN] * (lookahead + 1)])
+    active = np.arange(len(anchors))  # the rows of `drafts` that get another draft
+    for j in range(lookahead):
+        before = np.concatenate([text[positions[active, :1] - 1], drafts[active, :j]], 1)
+        logits = last_logits(drafter, hidden[active, : j + 1], torch.from_numpy(before))
+        drafts[active, j] = sample(logits.cpu().numpy(), positions[active, j])
+        if stop_at_wrong:
+            active = active[drafts[active, j] == text[positions[active, j]]]
+        if not len(active):
+            break
+    return drafts
+
+
+def group_states(
+    drafter: Drafter, tokens: list[int], anchors: range, lookahead: int
+) -> tuple[torch.Tensor, Ids]:
+    """Return the rows' hidden states [anchors,L,H], and the drafts' positions [anchors,L]."""
+    used = torch.tensor(tokens[: anchors[-1] + 1])
+    # Rows see the tokens up to their anchor, not this padding, which is room for all drafts.
+    padded = torch.nn.functional.pad(used, (0, lookahead))
+    groups = full_groups(anchors[0] + 1, len(padded), 1, lookahead)
+    device = drafter.embeddings.device
+    windows = make_windows([groups], len(padded), device)
+    hidden, _ = drafter.hidden_states(padded[None].to(device), windows)
+    shape = (len(anchors), lookahead)
+    return hidden.view(*shape, -1), windows.position.view(shape).cpu().numpy() + 1
+
+
+def last_logits(drafter: Drafter, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Return the logits [P,V] float32 of draft j (from 1) in P groups; -inf for tokens that a head
+    cannot draft. hidden [P,j,H]: of the groups' first j rows. before [P,j] int64: the token before
+    the draft of each row."""
+    if drafter.head is None:
+        return drafter.logits(hidden[:, -1]).float()
+    logits, before = drafter.logits(hidden), before.to(hidden.device)
+    index = torch.arange(before.shape[1], device=before.device).expand_as(before)
+    ids, adjusted = drafter.head(hidden, logits, before, index)
+    chosen = torch.full_like(logits[:, -1], -torch.inf, dtype=torch.float32)
+    return chosen.scatter(-1, ids[:, -1], adjusted[:, -1])

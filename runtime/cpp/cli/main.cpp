@@ -1,4 +1,4 @@
-// pass-cpp: generate | bench.
+// pass-cpp generate.
 #include <cctype>
 #include <csignal>
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <iostream>
 #include <new>
 
-#include "options.h"
+#include "generate.h"
 #include "utf8.h"
 
 namespace {
@@ -39,7 +39,6 @@ int main(int argc, char** argv) {
     CLI::App app{"Run a PaSS bundle. Plans change the speed and not the text.", "pass-cpp"};
     app.require_subcommand(1);
     pass::cli::add_generate(app);
-    pass::cli::add_bench(app);
     try {
         app.parse(argc, argv);
         return 0;

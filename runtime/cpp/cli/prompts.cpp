@@ -72,33 +72,29 @@ std::optional<std::string> PromptFlags::read() const {
     return text;
 }
 
-std::optional<std::vector<std::int64_t>> parse_numbers(const std::string& text) {
-    std::vector<std::int64_t> numbers;
+std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
+    const auto wrong = [&] {
+        return Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
+    };
+    std::vector<std::int64_t> ids;
     const char *next = text.data(), *end = next + text.size();
-    bool number_expected = true;  // at the beginning, and after a comma
+    bool id_expected = true;  // at the beginning, and after a comma
     while (next < end) {
         if (*next == ' ') {
             ++next;
         } else if (*next == ',') {
-            if (number_expected) return std::nullopt;
-            number_expected = true;
+            if (id_expected) throw wrong();
+            id_expected = true;
             ++next;
         } else {
-            std::int64_t number = 0;
-            const auto [stop, error] = std::from_chars(next, end, number);
-            if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' '))
-                return std::nullopt;
-            numbers.push_back(number);
-            number_expected = false;
+            const auto [stop, error] = std::from_chars(next, end, ids.emplace_back());
+            if (error != std::errc() || (stop < end && *stop != ',' && *stop != ' ')) throw wrong();
+            id_expected = false;
             next = stop;
         }
     }
-    return number_expected ? std::nullopt : std::optional(numbers);
-}
-
-std::vector<std::int64_t> parse_ids(const std::string& flag, const std::string& text) {
-    if (auto ids = parse_numbers(text)) return *ids;
-    throw Error(flag + " must list token ids, as in 1,2,3, not '" + text + "'");
+    if (id_expected) throw wrong();
+    return ids;
 }
 
 std::vector<std::int64_t> encode(const Tokenizer& tokenizer, const Bundle& bundle,

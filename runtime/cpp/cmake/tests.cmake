@@ -28,7 +28,6 @@ foreach(program fake_gpu fake_ort replay)
   target_sources(${program} PRIVATE cli/json.cpp)
   target_include_directories(${program} PRIVATE cli tests)
 endforeach()
-target_include_directories(host_time PRIVATE tests)
 
 set(consumer_flags "")
 if(PASS_SANITIZE)

@@ -1,5 +1,4 @@
-// ort.h of the kernels says what ONNX Runtime's headers say: places in the table of functions, the
-// members of an operator, and the numbers of types.
+// ort.h of the kernels says what ONNX Runtime's headers say.
 #include <onnxruntime_c_api.h>
 
 #include <cstddef>

@@ -1,4 +1,3 @@
-// The C API refuses wrong arguments in one line, takes structs of other sizes, and never crashes.
 #include "api/c_api.h"
 
 #include <atomic>
@@ -12,7 +11,7 @@ using namespace pass::test;
 
 namespace {
 
-// A buffer for the text of an error. `of` returns the text if a call failed.
+// `of` returns the text of the error if a call failed.
 struct Failure {
     char text[200] = "";
     std::string of(const void* handle) { return handle == nullptr ? text : "no failure"; }
@@ -212,6 +211,12 @@ TEST_CASE("a program's log gets messages of its level", "[c_api]") {
     CHECK(pass::log_level() == pass::LogLevel::error);
     CHECK(messages == std::vector<std::string>{"2 loud", "3 louder"});
 }
+
+// Fields keep their places: new ones go to the end.
+static_assert(offsetof(pass_load_options, prefix_cache) == 64);
+static_assert(offsetof(pass_generate_options, repetition_penalty) == 144);
+static_assert(offsetof(pass_generate_options, reuse_prefix) == 248);
+static_assert(offsetof(pass_stats, decode_seconds) == 64);
 
 TEST_CASE("programs with an older header open a bundle", "[c_api]") {
     Failure failure;

@@ -1,4 +1,3 @@
-// The core of a session, its scheduler and the threads that call them, over a RecitingBackend.
 #include "catch.hpp"
 
 #include <chrono>
@@ -57,7 +56,7 @@ TEST_CASE("texts fill the capacity after prompts of almost its length", "[core]"
                         if (plan == "ar" && *draft != '\0') continue;
                         INFO(capacity << " " << slots << " " << left << " " << plan << " "
                                       << draft);
-                        // By prompt length. The second of several prompts is short.
+                        // The second of several prompts is short.
                         std::vector<std::pair<std::int64_t, std::shared_ptr<SequenceState>>> batch;
                         for (int i = 0; i < slots; ++i) {
                             const std::int64_t prompt_length =
@@ -82,8 +81,7 @@ TEST_CASE("passes are timed once, and only when there is room for all of them", 
     const auto core = reciting_core(1, &backend);
     std::int64_t passes = 0;
     backend->before_pass = [&] { ++passes; };
-    // Runs a request, which writes until the capacity of 256 is full. Returns how many passes were
-    // run beside those that wrote its text.
+    // How many passes ran beside those that wrote the text, which fills the capacity of 256.
     const auto timed_passes = [&](std::size_t prompt_length) {
         passes = 0;
         const auto sequence = core->submit(request(prompt_length, 1000, "auto"), nullptr);
@@ -95,7 +93,7 @@ TEST_CASE("passes are timed once, and only when there is room for all of them", 
         INFO(prompt_length);
         CHECK(timed_passes(prompt_length) == 0);
     }
-    CHECK(timed_passes(5) >= 12);  // there is room: six plans run at least twice each
+    CHECK(timed_passes(5) >= 12);  // there is room: six windows run at least twice each
     CHECK(timed_passes(5) == 0);
     CHECK(timed_passes(256) == 0);
 }
@@ -121,8 +119,8 @@ TEST_CASE("wrong requests are refused in one line", "[core]") {
     CHECK(refusal(request(1, 1, "fused:5,5,5,5,5,5")) ==
           "fused:5,5,5,5,5,5 has more drafts than the bundle's 4; use --plan fused");
     CHECK(refusal(request(1, 1, "quick")) ==
-          "unknown plan 'quick': choose one of ar, two-pass, fused, tree-3, tree-5, tree-8, "
-          "tree-16, auto, or group sizes as in fused:4,3,2,2,1 and tree:2,2,1,0");
+          "unknown plan 'quick': choose one of ar, two-pass, fused, auto, or group sizes as in "
+          "fused:4,3,2,2,1");
     sent = request(1, 1);
     sent.options.sampling.temperature = -1;
     CHECK(refusal(sent) == "temperature must be a number of at least 0, not -1.0");
@@ -238,7 +236,6 @@ TEST_CASE("a failing pass ends its sequences, and later ones are decoded", "[cor
 
 namespace {
 
-// Allocates on the heap until `refuse` is set.
 class LimitedAllocator : public Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
@@ -265,7 +262,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A reader of text that takes a millisecond for each token.
 class SlowReader : public TextReader {
    public:
     std::string read(std::int64_t, std::optional<std::string>&) override {
@@ -297,7 +293,6 @@ TEST_CASE("engine_seconds include the prompts of others, and host_seconds the re
 
 namespace {
 
-// A reader of text that runs out of memory at the end of the text.
 class FailingReader : public TextReader {
    public:
     std::string read(std::int64_t, std::optional<std::string>&) override { return ""; }
@@ -335,8 +330,8 @@ TEST_CASE("a sequence ends even if the rest of its text cannot be published", "[
 TEST_CASE("a failed capture leaves the KV capacity as it was", "[core]") {
     const Manifest manifest = reciting_manifest();
     RecitingBackend backend(manifest, 1);
-    Runner runner(backend, true);
-    runner.slots().resize(64);
+    Engine engine(backend, true);
+    engine.slots().resize(64);
     const std::vector<std::function<void()>> failures{
         [] { throw Error("the pass failed"); },
         [] { throw std::bad_alloc(); },
@@ -344,7 +339,7 @@ TEST_CASE("a failed capture leaves the KV capacity as it was", "[core]") {
     };
     for (const auto& fail : failures) {
         backend.before_pass = fail;
-        CHECK_NOTHROW(runner.capture_graphs(128, 1, {Sampler::greedy}));
+        CHECK_NOTHROW(engine.capture_graphs(128, 1, {Sampler::greedy}));
         CHECK(backend.capacity() == 64);
     }
 }

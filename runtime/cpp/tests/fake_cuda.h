@@ -1,8 +1,5 @@
-// A fake of the CUDA runtime, on the CPU. As tests/runtime/fake_gpu.py.
-//
-// It refuses what a real device would refuse, or what would corrupt its memory: stale and unaligned
-// addresses, synchronizing and allocating inside a capture, copies inside a capture to memory that
-// is not pinned, use after free. Work runs only when somebody waits for it.
+// A fake of the CUDA runtime, as tests/runtime/fake_cuda.py. It refuses what a device would refuse,
+// or what would corrupt its memory. Work runs only when somebody waits for it.
 #pragma once
 
 #include <cstdint>
@@ -23,29 +20,27 @@ namespace pass::test {
 
 inline constexpr std::size_t cuda_alignment = 256;  // bytes, of cudaMalloc's addresses
 
-// Throws std::logic_error, not Error, because a failure is a bug of the backend.
 inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::logic_error(what);
 }
 
-// Must outlive its `api`.
 class FakeCuda {
    public:
     using Graph = std::vector<std::function<void()>>;
 
-    std::size_t limit = std::size_t{1} << 30;  // bytes of device memory
-    int fail_malloc = 0;  // every allocation counts it down; the one that makes it 0 fails
+    std::size_t limit = std::size_t{1} << 30;    // bytes of device memory
+    int fail_malloc = 0;                         // the allocation that counts it down to 0 fails
     int devices = 1, major = 9, minor = 0;       // major, minor: the compute capability
-    int driver = 13040;                          // the CUDA version of the driver; 0: no driver
+    int driver = 13040;                          // 0: no driver
     int ordinal = 0;                             // the only device that may be used
-    static inline thread_local int current = 0;  // the device of the calling thread
+    static inline thread_local int current = 0;  // device
     int mallocs = 0, launches = 0, captures = 0;
-    int works = 0;             // copies and runs of engines outside of captured graphs
-    int error = 0;             // of the last call that failed, until `last_error` is called
-    int sticky = 0;            // if not 0, launches, copies, allocations and waits return it
-    int undestroyed = 0;       // captured graphs that were not destroyed
-    int waits = 0;             // how often the stream was waited for
-    std::string fail_capture;  // the function that fails: begin, end or instantiate
+    int works = 0;        // copies and runs outside of captured graphs
+    int error = 0;        // until `last_error` is called
+    int sticky = 0;       // if not 0, most calls return it
+    int undestroyed = 0;  // captured graphs
+    int waits = 0;
+    std::string fail_capture;  // begin, end or instantiate
     std::unique_ptr<Graph> capturing;
 
     CudaApi api() {
@@ -154,7 +149,6 @@ class FakeCuda {
         pending_.push_back(std::move(work));
     }
 
-    // Do all work on the stream.
     void finish() {
         while (!pending_.empty()) {
             const auto work = std::move(pending_.front());
@@ -166,9 +160,7 @@ class FakeCuda {
     bool on_device(const void* address, std::size_t size) const {
         return within(blocks_, address, size);
     }
-    // Whether `stream` is a stream of the device that is current for this thread.
     bool has_stream(void* stream) const { return current == ordinal && streams_.contains(stream); }
-    // Whether everything was freed.
     bool all_freed() const {
         return blocks_.empty() && pinned_.empty() && streams_.empty() && graphs_.empty() &&
                undestroyed == 0 && !capturing;
@@ -194,7 +186,7 @@ class FakeCuda {
         std::byte* address = block.memory.data();
         const std::size_t offset = reinterpret_cast<std::uintptr_t>(address) % cuda_alignment;
         if (offset != 0) address += cuda_alignment - offset;
-        blocks.emplace(address, std::move(block));  // moving a vector leaves its memory where it is
+        blocks.emplace(address, std::move(block));
         return address;
     }
 
@@ -214,14 +206,14 @@ class FakeCuda {
         return 0;
     }
 
-    // kind: 1 from the host to the device, 2 from the device to the host.
+    // kind: 1 to the device, 2 to the host.
     int copy(void* to, const void* from, std::size_t size, int kind, void* stream) {
         require(has_stream(stream), "no such stream");
         require(on_device(kind == 1 ? to : from, size), "not the device's memory");
         if (sticky != 0) return sticky;
         const bool pinned = within(pinned_, kind == 1 ? from : to, size);
         if (capturing) require(kind == 2 && pinned, "a captured copy must be to pinned memory");
-        if (kind == 1 && !pinned) {  // pageable memory is read before the call returns
+        if (kind == 1 && !pinned) {  // read before the call returns
             const auto* first = static_cast<const std::byte*>(from);
             submit([to, copied = std::vector<std::byte>(first, first + size)] {
                 std::memcpy(to, copied.data(), copied.size());
@@ -229,7 +221,7 @@ class FakeCuda {
         } else {
             submit([=] { std::memcpy(to, from, size); });
         }
-        if (kind == 2 && !pinned) finish();  // pageable memory is filled before the call returns
+        if (kind == 2 && !pinned) finish();  // filled before the call returns
         return 0;
     }
 

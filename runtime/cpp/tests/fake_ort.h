@@ -1,11 +1,7 @@
-// A fake of ONNX Runtime with a CUDA provider: graphs run on the CPU provider, in the memory of
-// FakeCuda, as often as the CUDA provider with `enable_cuda_graph` would run them. As
-// tests/runtime/fake_ort_cuda.py.
-//
-// In ONNX Runtime, the first run with a graph number (`gpu_graph_id`) in a thread executes the
-// graph twice, until nothing is allocated; captures it, which computes nothing; and launches the
-// captured graph (`InferenceSession::Run` and `CUDAExecutionProvider::OnRunEnd`). Captured graphs
-// belong to the thread (`PerThreadContext`). A run with the number -1 executes the graph once.
+// A fake of ONNX Runtime with a CUDA provider, as tests/runtime/fake_ort_cuda.py: graphs run on the
+// CPU, as often as `enable_cuda_graph` would run them. The first run with a graph number in a
+// thread executes the graph twice, captures it, and launches the captured graph. Captured graphs
+// belong to the thread. A run with the number -1 executes the graph once.
 #pragma once
 
 #include <atomic>
@@ -22,7 +18,7 @@
 
 namespace pass::test {
 
-// Only one object may live at a time, because the functions of a C API have no `this`.
+// One object at a time, because the functions of a C API have no `this`.
 class FakeOrt {
    public:
     explicit FakeOrt(FakeCuda& cuda)
@@ -39,12 +35,12 @@ class FakeOrt {
         return std::make_shared<OrtLibrary>(&table_);
     }
 
-    bool captures = true;  // whether a session may be opened with `enable_cuda_graph`
-    std::string refused;   // captures of files whose names contain it fail
-    int lost = 0;          // if not 0, the next run loses the device with this CUDA error
-    int runs = 0;          // how often the runtime called RunWithBinding
-    int replays = 0;       // runs that launched a captured graph
-    int eager = 0;         // runs without captures
+    bool captures = true;  // whether `enable_cuda_graph` is accepted
+    std::string refused;   // captures of files with it in their names fail
+    int lost = 0;          // if not 0, the next run loses the device with this error
+    int runs = 0;
+    int replays = 0;  // runs that launched a captured graph
+    int eager = 0;    // runs without captures
     std::set<std::tuple<const OrtSession*, int, int>> captured;  // session, thread and number
 
     std::set<std::string> captured_files() const {
@@ -62,7 +58,6 @@ class FakeOrt {
     static constexpr int runs_before_capture = 2;
     using Options = OrtCUDAProviderOptionsV2*;
 
-    // A number that no other thread has or had.
     static int this_thread() {
         static std::atomic<int> threads = 0;
         thread_local const int number = ++threads;
@@ -113,7 +108,6 @@ class FakeOrt {
         return execute();
     }
 
-    // Replace the functions of the API whose behaviour the fake changes.
     void replace() {
         table_.GetAvailableProviders = [](char*** names, int* count) noexcept -> OrtStatus* {
             static char cuda[] = "CUDAExecutionProvider", cpu[] = "CPUExecutionProvider";
@@ -181,7 +175,7 @@ class FakeOrt {
     FakeCuda& cuda_;
     const OrtApi& real_;
     OrtApi table_;
-    std::set<const OrtSessionOptions*> capturing_;           // options with `enable_cuda_graph`
+    std::set<const OrtSessionOptions*> capturing_;
     std::map<const OrtSessionOptions*, std::string> names_;  // of the graphs' files
     std::map<const OrtRunOptions*, int> numbers_;            // of graphs (`gpu_graph_id`)
     std::map<const OrtSession*, std::string> files_;         // of sessions that capture

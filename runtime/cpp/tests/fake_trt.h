@@ -1,10 +1,5 @@
-// A fake of TensorRT. An engine file is JSON: {"onnx": the graph's path, "inputs", "outputs",
-// "profiles", "aliases"}. An engine runs its graph in ONNX Runtime, and reads and writes only the
-// addresses that it was given. tests/runtime/fake_gpu.py writes such files.
-//
-// It refuses what TensorRT would refuse, or what would corrupt memory: shapes outside the profile,
-// a cache output that is not bound to its input's address, capturing a context that was given other
-// shapes since it ran, launching a graph whose context is gone or was bound again.
+// A fake of TensorRT, which refuses what TensorRT would refuse, or what would corrupt memory. An
+// engine file is JSON from tests/runtime/fake_tensorrt.py; its graph runs in ONNX Runtime.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,16 +11,13 @@
 
 namespace pass::test {
 
-// What the tests set and count, for all engines of a machine.
 struct FakeTrtCounts {
-    int fail_run = 0;  // every execution or capture counts it down; the one that makes it 0 fails
+    int fail_run = 0;  // the execution or capture that counts it down to 0 fails
     int contexts = 0, shapes_set = 0;
-    std::string refused;                      // the function of TensorRT that fails
-    std::string errors;                       // for `take_errors`
-    std::string kernels_used, kernels_saved;  // the files given to `use_kernels`, and saved last
-    std::set<const std::byte*> scratch;       // blocks that contexts were given
+    std::string refused;                 // the function of TensorRT that fails
+    std::string errors;                  // for `take_errors`
+    std::set<const std::byte*> scratch;  // blocks that contexts were given
 
-    // Whether `function` fails, with an error for `take_errors`.
     bool refuses(const std::string& function) {
         if (refused == function) errors = "[" + function + ".cpp::7] Error Code 3: a fake error";
         return refused == function;
@@ -91,8 +83,6 @@ class FakeTrtContext : public TrtContext {
         return true;
     }
 
-    bool capturable(void*) override { return true; }
-
     bool enqueue(void* stream) override {
         require(cuda_.has_stream(stream) && scratch_, "no stream, or no scratch memory");
         if (--counts_.fail_run == 0 || cuda_.sticky != 0 || counts_.refuses("enqueueV3"))
@@ -103,7 +93,6 @@ class FakeTrtContext : public TrtContext {
                 "a tensor has no address");
         if (!cuda_.capturing) ran_ = shapes_;
         require(ran_ == shapes_, "captured with shapes that it has not run with");
-        // A captured graph uses this context, but does not keep it alive.
         if (cuda_.capturing) {
             cuda_.submit([this, changes = std::weak_ptr<int>(binding_changes_),
                           changes_at_capture = *binding_changes_] {
@@ -129,8 +118,7 @@ class FakeTrtContext : public TrtContext {
         return size;
     }
 
-    // Run the graph. Symbolic sizes of outputs are those of the inputs. The graph runs on copies,
-    // so that all inputs are read before any output is written.
+    // On copies, so that all inputs are read before any output is written.
     void run(const Shapes& shapes, const Addresses& addresses) const {
         for (const auto& [output, source] : description_["aliases"].items()) {
             require(addresses.at(output) == addresses.at(source),
@@ -195,21 +183,6 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
           graph_(library, choose_device(*library, "cpu"), files_, file_of(description_), 1) {}
 
     std::int64_t scratch_size() const override { return 4096; }
-    int profiles() const override { return static_cast<int>(description_["profiles"].size()); }
-    std::map<std::string, Shape> shapes() const override {
-        std::map<std::string, Shape> result;
-        for (const char* side : {"inputs", "outputs"}) {
-            for (const auto& [name, described] : description_[side].items()) {
-                Shape& shape = result[name];
-                for (const auto& size : described["shape"])
-                    shape.push_back(size.is_string() ? -1 : size.get<int>());
-            }
-        }
-        return result;
-    }
-    std::optional<std::map<std::string, std::string>> aliases() const override {
-        return description_["aliases"].get<std::map<std::string, std::string>>();
-    }
     std::unique_ptr<TrtContext> create_context() override {
         if (counts_.refuses("createExecutionContext")) return nullptr;
         counts_.contexts += 1;
@@ -220,7 +193,6 @@ class FakeTrtCudaEngine : public TrtCudaEngine {
     static std::string file_of(const nlohmann::json& description) {
         return std::filesystem::path(description["onnx"].get<std::string>()).filename().string();
     }
-    // A graph, and the data beside it.
     static OpenFiles with_data(const std::filesystem::path& graph) {
         std::set<std::string> names{graph.filename().string()};
         for (const auto& file : std::filesystem::directory_iterator(graph.parent_path()))
@@ -247,10 +219,6 @@ class FakeTrt : public TrtApi {
         return std::make_unique<FakeTrtCudaEngine>(cuda_, counts_, std::move(plan), library_);
     }
     std::string take_errors() override { return std::exchange(counts_.errors, ""); }
-    void use_kernels(const std::filesystem::path& file) override {
-        counts_.kernels_used = file.string();
-    }
-    void save_kernels() override { counts_.kernels_saved = counts_.kernels_used; }
 
    private:
     FakeCuda& cuda_;

@@ -1,4 +1,3 @@
-// Noise, plans, n-grams, capacities, pass times and the menu of `auto`, against known answers.
 #include "catch.hpp"
 
 #include <algorithm>
@@ -6,13 +5,11 @@
 
 #include "backends/capabilities.h"
 #include "bundle/noise.h"
-#include "bundle/plan.h"
+#include "bundle/window.h"
 #include "decode/ngram.h"
 #include "errors.h"
 #include "pass/event.hpp"
-#include "tuning/estimates.h"
-#include "tuning/menu.h"
-#include "tuning/tuner.h"
+#include "tuning/auto.h"
 
 using namespace pass;
 
@@ -26,49 +23,13 @@ TEST_CASE("philox computes the numbers of its paper", "[noise]") {
           Words4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-// tree-3, tree-5 and tree-8.
-const std::vector<Tree> trees{{0, 1, 0}, {0, 1, 2, 0, 1}, {0, 1, 2, 3, 0, 1, 0, 5}};
-
-TEST_CASE("the layout of a tree", "[plan]") {
-    const Plan plan = make_cycle("tree-5", 4, trees).plans.front();
-    CHECK(plan.parents == std::vector<int>{0, 1, 2, 0, 1});
-    CHECK(plan.width() == 24);
-    CHECK(plan.depth() == 3);
-    CHECK(plan.max_emitted() == 4);
-    CHECK(plan.next() == plan);
-    CHECK(plan.tail() == "tree-5");
-    const PlanConstants constants = constants_of(plan, 100);
-    CHECK(std::vector<std::int64_t>(constants.row_position.begin(),
-                                    constants.row_position.begin() + 9) ==
-          std::vector<std::int64_t>{0, 1, 2, 3, 1, 2, 1, 2, 3});
-    // Row 5, the second choice after the first draft, sees the root, that draft and itself.
-    CHECK(std::vector<std::uint8_t>(constants.window_mask.begin() + 5 * 24,
-                                    constants.window_mask.begin() + 5 * 24 + 7) ==
-          std::vector<std::uint8_t>{1, 1, 0, 0, 0, 1, 0});
-    CHECK(std::vector<std::int64_t>(constants.draft_rows.begin() + 12,
-                                    constants.draft_rows.begin() + 15) ==
-          std::vector<std::int64_t>{18, 19, 20});
-    const Cycle pruned = make_cycle("tree:2,2,1,0", 2, trees);
-    CHECK(pruned.plans.front().tail() == "tree-3");
-    CHECK(pruned.plans.front().next_draft_depth(2) == 1);
-    CHECK(pruned.narrower() == make_cycle("fused", 2));
-    CHECK_THROWS_WITH(make_cycle("tree-8", 2, trees),
-                      "a tree of 8 drafts needs a look-ahead of 4 or more, not 2");
-    CHECK_THROWS_WITH(make_cycle("tree:1,1", 4, trees), Catch::Contains("there is no tree-1 here"));
-    CHECK_THROWS_WITH(make_cycle("tree-5", 4), Catch::Contains("there is no tree-5 here"));
-    CHECK_THROWS_WITH(make_cycle("tree:3,1,1,1", 4, trees),
-                      Catch::Contains("the first group must have 1 to 2 rows"));
-    CHECK_THROWS_AS(make_cycle("tree-4", 4, trees), Error);
-    CHECK_THROWS_WITH(make_cycle("tree-x", 4, trees), Catch::Contains("unknown plan 'tree-x'"));
-}
-
-TEST_CASE("the layout of a pruned fused plan", "[plan]") {
-    const Plan plan = make_cycle("fused:2,1,1", 4).plans.front();
-    CHECK(plan.width() == 7);
-    CHECK(plan.tail() == "fused-2");
-    CHECK(plan.next() == plan);
-    CHECK(plan.next_draft_depth(1) == 1);
-    const PlanConstants constants = constants_of(plan, 100);
+TEST_CASE("the layout of a pruned fused window", "[plan]") {
+    const Window window = make_plan("fused:2,1,1", 4).windows.front();
+    CHECK(window.width() == 7);
+    CHECK(window.tail() == "fused-2");
+    CHECK(window.next() == window);
+    CHECK(window.next_drafts(1) == 1);
+    const WindowConstants constants = constants_of(window, 100);
     CHECK(constants.row_position == std::vector<std::int64_t>{0, 1, 2, 1, 2, 2, 3});
     CHECK(constants.lookahead_rows == std::vector<std::int64_t>{3, 4, 5, 6});
     CHECK(constants.lookahead_ids == std::vector<std::int64_t>{100, 101, 100, 100});
@@ -78,16 +39,17 @@ TEST_CASE("the layout of a pruned fused plan", "[plan]") {
     CHECK(last == std::vector<std::uint8_t>{1, 1, 1, 0, 0, 0, 1});
 }
 
-TEST_CASE("modes name cycles, which get narrower", "[plan]") {
-    CHECK(make_cycle("two-pass", 3).plans == std::vector<Plan>{draft_plan(3), verify_plan(3)});
-    CHECK(make_cycle("fused:2,2,2", 9).name == "fused");
-    CHECK(make_cycle("fused", 0).name == "ar");
-    CHECK(make_cycle("fused:3,2,1,1", 4).narrower().name == "fused:2,2,1");
-    CHECK(make_cycle("two-pass", 1).narrower().name == "ar");
-    CHECK(make_cycle("two-pass", 4).reach(draft_plan(4)) == 6);
-    CHECK_THROWS_WITH(make_cycle("fused:1,x", 4),
-                      "fused:1,x must list group sizes, as in fused:4,3,2,2,1 and tree:2,2,1,0");
-    CHECK_THROWS_WITH(make_cycle("fused:0,1", 4),
+TEST_CASE("plans get narrower", "[plan]") {
+    CHECK(make_plan("two-pass", 3).windows ==
+          std::vector<Window>{draft_window(3), verify_window(3)});
+    CHECK(make_plan("fused:2,2,2", 9).name == "fused");
+    CHECK(make_plan("fused", 0).name == "ar");
+    CHECK(make_plan("fused:3,2,1,1", 4).narrower().name == "fused:2,2,1");
+    CHECK(make_plan("two-pass", 1).narrower().name == "ar");
+    CHECK(make_plan("two-pass", 4).reach(draft_window(4)) == 6);
+    CHECK_THROWS_WITH(make_plan("fused:1,x", 4),
+                      "fused:1,x must list group sizes, as in fused:4,3,2,2,1");
+    CHECK_THROWS_WITH(make_plan("fused:0,1", 4),
                       "fused:0,1 has 1 draft rows, so the first group must have 1 to 1 rows and "
                       "the others 0 to 1");
 }
@@ -120,10 +82,9 @@ TEST_CASE("capacities rise in steps", "[capabilities]") {
     CHECK_THROWS_AS(offered.capacity(257), std::logic_error);
 }
 
-// As tests/runtime/test_menu.py.
-TEST_CASE("the menu's cycles and expected tokens are those of Python", "[tuning]") {
+// As in Python's tests of `auto`.
+TEST_CASE("the plans of `auto` and their expected tokens are those of Python", "[tuning]") {
     Capabilities able{"cpu", 50, {256}, {1}, {1}};
-    able.trees = trees;
     const std::vector<double> cumulative{1.0, 0.7, 0.45, 0.18, 0.054};
     const std::vector<std::pair<std::string, double>> expected{
         {"ar", 1.0},
@@ -139,35 +100,22 @@ TEST_CASE("the menu's cycles and expected tokens are those of Python", "[tuning]
         {"fused:4,3,2,1,1", 2.2254491839},
         {"fused-4", 2.384},
         {"fused:2,2,1", 2.0103448276},
-        {"tree:2,1,1,1", 1.8845},
-        {"tree-3", 2.24},
-        {"tree:3,2,1,1,1,1", 2.1410786885},
-        {"tree-5", 2.495},
-        {"tree:4,3,2,1,1,1,1,1,1", 2.3391000213},
-        {"tree-8", 2.6283928571},
     };
-    const std::vector<Cycle> result = menu(4, &able);
+    const std::vector<Plan> result = plans_up_to(4, &able);
     REQUIRE(result.size() == expected.size());
     for (std::size_t i = 0; i < result.size(); ++i) {
-        const Cycle& cycle = result[i];
-        const std::string two_pass = "two-pass " + std::to_string(cycle.depth());
-        CHECK((cycle.plans.size() == 2 ? two_pass : cycle.plans.front().name) == expected[i].first);
-        CHECK(expected_tokens(cycle, cumulative) == Approx(expected[i].second).epsilon(1e-9));
+        const Plan& plan = result[i];
+        const std::string two_pass = "two-pass " + std::to_string(plan.drafts());
+        CHECK((plan.windows.size() == 2 ? two_pass : plan.windows.front().name) ==
+              expected[i].first);
+        CHECK(expected_tokens(plan, cumulative) == Approx(expected[i].second).epsilon(1e-9));
     }
-    CHECK(menu(0).size() == 1);
-    // Engines have the plans of one look-ahead with full groups.
-    Capabilities built = able;
-    built.fixed_lookahead = 4;
-    built.trees = {trees.back()};
-    REQUIRE(menu(6, &built).size() == 4);
-    CHECK(menu(6, &built).back().plans.front().name == "tree-8");
-    built.rounds_activations = true;  // second choices would not be exact
-    CHECK(menu(6, &built).size() == 3);
+    CHECK(plans_up_to(0).size() == 1);
+    able.fixed_lookahead = 4;  // engines have the plans of one look-ahead with full groups
+    CHECK(plans_up_to(6, &able).size() == 3);
 }
 
-// The time of a pass on a made-up machine. The trunk takes 1 s and 0.25 s for each row; with
-// look-ahead rows 0.8 s more and 0.05 s for each of them. The tail takes 0.1 s, 0.05 s for each
-// sampled row and 0.3 s for each draft.
+// On a made-up machine.
 PassSeconds seconds_of(const PassShape& shape) {
     const double drafting = shape.drafts > 0 ? 0.8 + 0.05 * (shape.rows - shape.sampled) : 0.0;
     return {1 + 0.25 * shape.rows + drafting, 0.1 + 0.05 * shape.sampled + 0.3 * shape.drafts};
@@ -175,21 +123,22 @@ PassSeconds seconds_of(const PassShape& shape) {
 
 TimedPasses timed_passes() {
     TimedPasses timed;
-    for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = seconds_of(shape_of(plan));
+    for (const Window& window : probe_windows(4))
+        timed[shape_of(window)] = seconds_of(shape_of(window));
     return timed;
 }
 
 TEST_CASE("pass times of other plans are estimated from timed passes", "[tuning]") {
     const PassTimes times(timed_passes());
     CHECK(times.max_rows() == 25);
-    for (const Plan& plan :
-         {ar_plan(), verify_plan(3), draft_plan(2), draft_plan(4), fused_plan({4, 2, 1, 1, 0})}) {
-        const PassSeconds expected = seconds_of(shape_of(plan));
-        CHECK(times.seconds(shape_of(plan)) ==
+    for (const Window& window : {ar_window(), verify_window(3), draft_window(2), draft_window(4),
+                                 fused_window({4, 2, 1, 1, 0})}) {
+        const PassSeconds expected = seconds_of(shape_of(window));
+        CHECK(times.seconds(shape_of(window)) ==
               Approx(expected.trunk + expected.tail).epsilon(0.01));
     }
     // Two of its four rows are look-ahead rows, but the estimate is for three, as in timed passes.
-    CHECK(times.seconds(shape_of(fused_plan({1, 1}))) == Approx(3.45));
+    CHECK(times.seconds(shape_of(fused_window({1, 1}))) == Approx(3.45));
     const PassTimes one_width(TimedPasses{{{4, 4, 0}, {2.0, 0.2}}});
     CHECK(one_width.seconds({4, 4, 0}) == Approx(2.2).epsilon(0.01));
     CHECK(one_width.seconds({9, 9, 0}) > 3.0);  // more rows do not look free
@@ -200,7 +149,7 @@ TEST_CASE("pass times of other plans are estimated from timed passes", "[tuning]
 
 TEST_CASE("estimates of pass times follow the passes that run", "[tuning]") {
     PassTimes times(timed_passes());
-    const PassShape plain{1, 1, 0}, fused = shape_of(fused_plan({4, 4, 4, 4, 4}));
+    const PassShape plain{1, 1, 0}, fused = shape_of(fused_window({4, 4, 4, 4, 4}));
     const double before = times.seconds(plain), ratio = times.seconds(fused) / before;
     for (int i = 0; i < 40; ++i) times.record(plain, before);
     times.record(plain, 500 * before);
@@ -211,9 +160,9 @@ TEST_CASE("estimates of pass times follow the passes that run", "[tuning]") {
     CHECK(times.seconds(fused) / times.seconds(plain) == Approx(ratio).epsilon(0.25));
     // Another sampler has a slower tail, and the machine is half as fast as it was.
     TimedPasses few;
-    for (const Plan& plan : {ar_plan(), verify_plan(4), draft_plan(1), draft_plan(4)}) {
-        const PassSeconds seconds = seconds_of(shape_of(plan));
-        few[shape_of(plan)] = {4 * seconds.trunk, 3 * seconds.tail};
+    for (const Window& window : {ar_window(), verify_window(4), draft_window(1), draft_window(4)}) {
+        const PassSeconds seconds = seconds_of(shape_of(window));
+        few[shape_of(window)] = {4 * seconds.trunk, 3 * seconds.tail};
     }
     const PassTimes other_sampler(few, &times);
     const PassSeconds wide = seconds_of(fused);
@@ -223,13 +172,13 @@ TEST_CASE("estimates of pass times follow the passes that run", "[tuning]") {
 TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") {
     // It starts with the rates of all sequences. tests/runtime/test_auto.py has the same figures.
     Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
-    std::map<int, ConditionalAcceptance> own;
+    Rates own;
     for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}})
         tuner.ngram(3).record(drafted, accepted);
     for (const auto& [drafted, accepted] : {std::pair(4, 0), {3, 0}, {4, 1}})
         tuner.ngram(3, &own).record(drafted, accepted);
     tuner.ngram(3, &own).forget();
-    const auto check = [](const ConditionalAcceptance& actual, const std::vector<double>& rates) {
+    const auto check = [](const Acceptance& actual, const std::vector<double>& rates) {
         for (std::size_t i = 0; i < rates.size(); ++i)
             CHECK(actual.rates()[i] == Approx(rates[i]).epsilon(1e-9));
     };
@@ -243,36 +192,41 @@ TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") 
 // As tests/runtime/test_pass_times.py.
 TEST_CASE("pass times are those of Python", "[tuning]") {
     PassTimes times(timed_passes());
-    const std::vector<Plan> plans{ar_plan(), verify_plan(2), draft_plan(4),
-                                  fused_plan({4, 4, 4, 4, 4}), fused_plan({2, 1, 0})};
+    const std::vector<Window> windows{ar_window(), verify_window(2), draft_window(4),
+                                      fused_window({4, 4, 4, 4, 4}), fused_window({2, 1, 0})};
     const auto check = [&](const std::vector<double>& seconds, double slowness) {
-        for (std::size_t i = 0; i < plans.size(); ++i)
-            CHECK(times.seconds(shape_of(plans[i])) == Approx(seconds[i]).epsilon(1e-9));
+        for (std::size_t i = 0; i < windows.size(); ++i)
+            CHECK(times.seconds(shape_of(windows[i])) == Approx(seconds[i]).epsilon(1e-9));
         CHECK(times.slowness() == Approx(slowness).epsilon(1e-9));
     };
     check({1.4, 2.0, 4.6, 10.6, 4.3666666667}, 1.0);
-    const std::vector<std::pair<Plan, double>> passes{
-        {plans[0], 1.2}, {plans[3], 2.0}, {plans[1], 30.0}, {plans[4], 0.5}, {plans[0], 1.0}};
-    for (const auto& [plan, factor] : passes) {
-        const PassSeconds seconds = seconds_of(shape_of(plan));
-        times.record(shape_of(plan), factor * (seconds.trunk + seconds.tail));
+    const std::vector<std::pair<Window, double>> passes{{windows[0], 1.2},
+                                                        {windows[3], 2.0},
+                                                        {windows[1], 30.0},
+                                                        {windows[4], 0.5},
+                                                        {windows[0], 1.0}};
+    for (const auto& [window, factor] : passes) {
+        const PassSeconds seconds = seconds_of(shape_of(window));
+        times.record(shape_of(window), factor * (seconds.trunk + seconds.tail));
     }
     check({1.4525, 2.2540212673, 4.9533589956, 11.6584074519, 4.5652908333}, 1.0768171730);
 }
 
-TEST_CASE("a cycle that did not run lately is tried for a few passes", "[tuning]") {
+TEST_CASE("a plan that did not run lately is tried for a few passes", "[tuning]") {
     // Rows are nearly free. Passes take so long that the time of decisions does not put them off.
     TimedPasses timed;
-    for (const Plan& plan : probe_plans(4)) timed[shape_of(plan)] = {1e6 + plan.width(), 1.0};
+    for (const Window& window : probe_windows(4))
+        timed[shape_of(window)] = {1e6 + window.width(), 1.0};
     Tuner tuner(PassTimes(timed), 4, {0.9, 0.8, 0.7, 0.6});
-    const std::string decided = tuner.next_candidate(4, 1, {}).cycle.name;
-    const Plan plan = tuner.next_candidate(4, 1, {}).cycle.plans.front();
-    CHECK(decided != "ar");
-    for (int pass = 0; pass < 12; ++pass) tuner.observe(plan, 1, tuner.plan_seconds(plan));
-    // Plain decoding has not run yet, and all cycles are compared with it, so it is on trial.
-    CHECK(tuner.next_candidate(4, 1, {}).cycle.name == "ar");
-    for (int pass = 0; pass < 4; ++pass) tuner.observe(ar_plan(), 1, tuner.plan_seconds(ar_plan()));
-    CHECK(tuner.next_candidate(4, 1, {}).cycle.name == decided);
+    const Plan decided = tuner.choose(4, 1, {}).plan;
+    const Window window = decided.windows.front();
+    CHECK(decided.name != "ar");
+    for (int pass = 0; pass < 12; ++pass) tuner.observe(window, 1, tuner.seconds(window));
+    // Plain decoding has not run yet, and all plans are compared with it, so it is on trial.
+    CHECK(tuner.choose(4, 1, {}).plan.name == "ar");
+    const Window plain = ar_window();
+    for (int pass = 0; pass < 4; ++pass) tuner.observe(plain, 1, tuner.seconds(plain));
+    CHECK(tuner.choose(4, 1, {}).plan == decided);
 }
 
 TEST_CASE("statistics of a generation", "[stats]") {

@@ -1,12 +1,10 @@
-// Prompts that begin alike share K/V: of free slots, of slots in use, and saved copies.
 #include "catch.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 
-#include "decode/runner.h"
-#include "decode/scheduler.h"
+#include "decode/engine.h"
 #include "remembering.h"
 
 using namespace pass;
@@ -14,7 +12,6 @@ using namespace pass::test;
 
 namespace {
 
-// Allocates on the heap, but refuses blocks of one size.
 class RefusingAllocator : public Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
@@ -27,10 +24,10 @@ class RefusingAllocator : public Allocator {
     int refusals = 0;
 };
 
-// A scheduler over a RememberingBackend. After every step, the K/V of all slots are checked.
+// After every step, the K/V of all slots are checked.
 struct Machine {
     explicit Machine(int slots, bool prefix_cache = true, bool same_entries = true)
-        : backend(slots, heap, same_entries), runner(backend, prefix_cache) {}
+        : backend(slots, heap, same_entries), engine(backend, prefix_cache) {}
 
     std::shared_ptr<SequenceState> submit(const Tokens& prompt, std::int64_t tokens = 3,
                                           const std::string& plan = "ar", bool reuse_prefix = false,
@@ -38,18 +35,18 @@ struct Machine {
         ResolvedRequest request;
         request.prompt_ids = prompt;
         request.max_new_tokens = tokens;
-        request.cycle = make_cycle(plan, 4, {{0, 1, 2, 0, 1}});
-        request.lookahead_drafts = request.cycle->depth();
+        request.plan = make_plan(plan, 4);
+        request.lookahead_drafts = request.plan->drafts();
         request.reuse_prefix = reuse_prefix;
         request.cache_salt = salt;
         auto sequence = std::make_shared<SequenceState>(std::move(request), nullptr,
                                                         std::make_shared<Signals>());
-        scheduler.add(sequence);
+        engine.add(sequence);
         return sequence;
     }
     bool step() {
-        const bool sequences_left = scheduler.step();
-        for (const Slot& slot : runner.slots().all()) {
+        const bool sequences_left = engine.step();
+        for (const Slot& slot : engine.slots().all()) {
             CHECK(backend.holds(slot.number, slot.held()));
             if (slot.sequence == nullptr) continue;
             CHECK(slot.salt == slot.sequence->request.cache_salt);
@@ -57,7 +54,6 @@ struct Machine {
         }
         return sequences_left;
     }
-    // Run all requests to their ends. Returns how many prompt tokens of `sequence` were reused.
     std::int64_t run_and_count_reused(const std::shared_ptr<SequenceState>& sequence) {
         while (step()) {
         }
@@ -68,12 +64,9 @@ struct Machine {
 
     std::shared_ptr<RefusingAllocator> heap = std::make_shared<RefusingAllocator>();
     RememberingBackend backend;
-    Runner runner;
-    Tuners tuners{runner};
-    Scheduler scheduler{runner, tuners, std::nullopt};
+    Engine engine;
 };
 
-// A prompt of `length` tokens, which depend on `kind`, and then the tokens `end`.
 Tokens text(std::int64_t kind, std::size_t length, const Tokens& end = {}) {
     Tokens tokens;
     for (std::size_t i = 0; i < length; ++i)
@@ -147,7 +140,7 @@ TEST_CASE("K/V of a sequence that moved to a lower slot are shared", "[prefix]")
     Machine machine(2);
     machine.submit({1, 2, 3}, 2);
     machine.run_and_count_reused(machine.submit(text(2, 100), 20));
-    CHECK(machine.runner.slots().all()[0].held().size() == 119);
+    CHECK(machine.engine.slots().all()[0].held().size() == 119);
     CHECK(machine.run_and_count_reused(machine.submit(text(2, 100, {9}))) == 96);
 }
 
@@ -157,12 +150,12 @@ TEST_CASE("the older request decides the plan, also after a move", "[prefix]") {
     machine.submit({1, 2, 3}, 4);
     const auto older = machine.submit({4, 5, 6}, 40, "two-pass"),
                younger = machine.submit({7, 8, 9}, 40, "fused");
-    while (machine.runner.slots().all()[0].sequence != younger) REQUIRE(machine.step());
+    while (machine.engine.slots().all()[0].sequence != younger) REQUIRE(machine.step());
     for (int i = 0; i < 4; ++i) {
         REQUIRE(machine.step());
         REQUIRE(!older->finished);
-        const std::optional<Plan>& plan = machine.runner.staged_plan();
-        CHECK((plan.has_value() && older->request.cycle->contains(*plan)));
+        const std::optional<Window>& window = machine.engine.staged_window();
+        CHECK((window.has_value() && older->request.plan->contains(*window)));
     }
 }
 
@@ -197,29 +190,6 @@ TEST_CASE("without memory to keep a prompt, it is prefilled again", "[prefix]") 
     CHECK(machine.heap->refusals == 1);
     CHECK(machine.run_and_count_reused(machine.submit(text(3, 200, {5}))) == 0);
     CHECK(machine.heap->refusals == 1);
-}
-
-TEST_CASE("K/V after a tree's second choice are not reused", "[prefix]") {
-    for (const bool second_choices : {false, true}) {
-        Machine machine(1);
-        machine.backend.second_choices = second_choices;
-        CHECK(machine.run_and_count_reused(machine.submit(text(4, 62), 3, "tree-5")) == 0);
-        // 61 tokens of the prompt are cached, the root, and two drafts; the last may be a second
-        // choice.
-        CHECK(machine.run_and_count_reused(machine.submit(text(4, 62, {20, 21, 22, 9}))) ==
-              (second_choices ? 48 : 64));
-    }
-}
-
-TEST_CASE("a tree runs only if all requests of the pass name a tree", "[trees]") {
-    Machine machine(2);
-    const auto tree = machine.submit({1, 2, 3}, 12, "tree-5"),
-               beside = machine.submit({4, 5, 6}, 30);
-    REQUIRE(machine.step());  // the second prompt is prefilled in the next step
-    REQUIRE(machine.runner.staged_plan().has_value());
-    CHECK(machine.runner.staged_plan()->is_tree());
-    while (machine.step() && !tree->finished) CHECK(!machine.runner.staged_plan()->is_tree());
-    CHECK(beside->written() > 0);
 }
 
 TEST_CASE("without a prefix cache only requests with reuse_prefix reuse K/V", "[prefix]") {

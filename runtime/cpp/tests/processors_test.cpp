@@ -1,4 +1,3 @@
-// Logits processors: which tokens each row of a window may draw, and how its logits change.
 #include "catch.hpp"
 
 #include "decode/processors.h"
@@ -17,7 +16,6 @@ Processing processing() {
     return result;
 }
 
-// The tokens that row `row` may draw.
 std::set<std::int64_t> allowed(const ProcessedRows& rows, std::size_t row) {
     constexpr std::size_t bytes = (vocab_size + 7) / 8;
     std::set<std::int64_t> result;

@@ -1,4 +1,3 @@
-// The chunks in which prompts are prefilled, against known answers.
 #include "catch.hpp"
 
 #include <optional>
@@ -6,7 +5,7 @@
 #include <vector>
 
 #include "backends/capabilities.h"
-#include "decode/runner.h"
+#include "decode/engine.h"
 
 using namespace pass;
 

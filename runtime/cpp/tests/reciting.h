@@ -1,5 +1,4 @@
-// A backend without a model, for tests of the code around a backend: each token and draft is a
-// function of its position.
+// A backend without a model: each token and draft is a function of its position.
 #pragma once
 
 #include <functional>
@@ -13,7 +12,7 @@ namespace pass::test {
 
 inline constexpr std::int64_t vocab = 50;
 
-// The token that the backend writes at a position of the text. It repeats itself after 41 tokens.
+// It repeats itself after 41 tokens.
 inline std::int64_t token_at(std::int64_t position) { return position * 7 % 41; }
 
 inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capacity = 256) {
@@ -25,13 +24,12 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
     manifest.model.dtype = "float32";
     manifest.lookahead.length = lookahead;
     manifest.rule = "match";
-    manifest.processors.emplace();
     manifest.trunk.inputs.push_back(
         {"past_key.0", "float32", {"batch", std::int64_t{1}, "capacity", std::int64_t{2}}});
     return manifest;
 }
 
-// Its passes write `token_at` of each position, whatever the prompt is. Two of three drafts match.
+// Two of three drafts match.
 class RecitingBackend : public Backend {
    public:
     RecitingBackend(const Manifest& manifest, int slots,
@@ -44,12 +42,12 @@ class RecitingBackend : public Backend {
                    batch_sizes_up_to(slots)},
                   std::make_unique<HostMemory>(std::move(allocator))) {}
 
-    void run_trunk(const Plan&, int) override {
+    void run_trunk(const Window&, int) override {
         if (before_pass) before_pass();
     }
 
     void run_tail(const PassKind& kind) override {
-        const int width = kind.plan.width();
+        const int width = kind.window.width();
         const auto lengths = buffers_.read<std::int64_t>("length", kind.batch, {});
         const auto active = buffers_.read<std::int64_t>("active", kind.batch, {});
         const auto ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
@@ -57,14 +55,14 @@ class RecitingBackend : public Backend {
             const auto at = static_cast<std::size_t>(slot);
             buffers_.write_number("count", slot, std::int64_t{0});
             if (active[at] != 0)
-                emit(kind.plan, slot, lengths[at], &ids[at * static_cast<std::size_t>(width)]);
+                emit(kind.window, slot, lengths[at], &ids[at * static_cast<std::size_t>(width)]);
         }
     }
 
     std::function<void()> before_pass, before_chunk;  // called before each pass or prompt chunk
 
    protected:
-    void run_prefill(int, const Plan&) override {
+    void run_prefill(int, const Window&) override {
         if (before_chunk) before_chunk();
     }
 
@@ -73,31 +71,29 @@ class RecitingBackend : public Backend {
         return position % 3 == 0 ? (token_at(position) + 1) % vocab : token_at(position);
     }
 
-    // Do for one slot what a tail does: accept drafts, emit tokens and lay out the next window.
-    // ids: of the window's rows.
-    void emit(const Plan& plan, int slot, std::int64_t length, const std::int64_t* ids) {
+    // What a tail does for one slot.
+    void emit(const Window& window, int slot, std::int64_t length, const std::int64_t* ids) {
         int accepted = 0;
-        while (accepted < plan.drafts && ids[1 + accepted] == token_at(length + 1 + accepted))
+        while (accepted < window.drafts && ids[1 + accepted] == token_at(length + 1 + accepted))
             ++accepted;
         std::vector<std::int64_t> emitted;
-        for (int i = 0; i <= plan.drafts; ++i) emitted.push_back(token_at(length + 1 + i));
-        buffers_.write_row("emitted", slot, {plan.max_emitted()}, emitted);
+        for (int i = 0; i <= window.drafts; ++i) emitted.push_back(token_at(length + 1 + i));
+        buffers_.write_row("emitted", slot, {window.max_emitted()}, emitted);
         buffers_.write_number("count", slot, std::int64_t{accepted} + 1);
 
         const std::int64_t next_length = length + accepted + 1;
-        const int num_drafts = plan.next_draft_depth(accepted);
-        const Plan next = plan.next();
-        std::vector<std::int64_t> window{token_at(next_length)};
+        const int num_drafts = window.next_drafts(accepted);
+        const Window next = window.next();
+        std::vector<std::int64_t> next_ids{token_at(next_length)};
         for (int i = 0; i < next.drafts; ++i)  // the id `vocab` stands for no draft
-            window.push_back(i < num_drafts ? draft_at(next_length + 1 + i) : vocab);
-        const PlanConstants constants = constants_of(next, vocab);
-        window.insert(window.end(), constants.lookahead_ids.begin(), constants.lookahead_ids.end());
-        buffers_.write_row("input_ids", slot, {next.width()}, window);
+            next_ids.push_back(i < num_drafts ? draft_at(next_length + 1 + i) : vocab);
+        const std::vector<std::int64_t> rest = constants_of(next, vocab).lookahead_ids;
+        next_ids.insert(next_ids.end(), rest.begin(), rest.end());
+        buffers_.write_row("input_ids", slot, {next.width()}, next_ids);
         buffers_.write_number("length", slot, next_length);
     }
 };
 
-// A core over a RecitingBackend. backend: set to that backend, unless it is null.
 inline std::shared_ptr<Core> reciting_core(int slots, RecitingBackend** backend = nullptr,
                                            std::shared_ptr<Allocator> allocator = nullptr,
                                            std::size_t max_queue = 1024,
@@ -119,7 +115,6 @@ inline Request request(std::size_t prompt_length, std::int64_t max_new_tokens,
     return result;
 }
 
-// Reads all tokens until the sequence ends. Throws the error of the sequence.
 inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     std::vector<std::int64_t> ids;
     while (true) {
@@ -136,7 +131,6 @@ inline std::vector<std::int64_t> read_all(Core& core, SequenceState& sequence) {
     }
 }
 
-// The first `count` tokens that are written after a prompt.
 inline std::vector<std::int64_t> expected(std::size_t prompt_length, std::int64_t count) {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < count; ++i)

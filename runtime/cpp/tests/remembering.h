@@ -1,11 +1,9 @@
-// A RecitingBackend that also writes K/V, so that tests can check which K/V each slot holds.
+// A RecitingBackend that also writes K/V.
 #pragma once
 
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "reciting.h"
@@ -23,7 +21,6 @@ class RememberingBackend : public RecitingBackend {
         capabilities_.same_entries = same_entries;
     }
 
-    // Whether the cache of `slot` begins with the K/V of `tokens`.
     bool holds(int slot, std::span<const std::int64_t> tokens) {
         float value = 0;
         for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -37,40 +34,26 @@ class RememberingBackend : public RecitingBackend {
         return true;
     }
 
-    bool second_choices = false;     // whether passes of trees accept a second choice
     std::int64_t num_prefilled = 0;  // prompt tokens that were prefilled
 
    protected:
-    void run_prefill(int slot, const Plan& plan) override {
-        RecitingBackend::run_prefill(slot, plan);
-        const Tokens ids = prompt_input("input_ids", {1, plan.width()});
-        write(slot, prompt_input("length", {1}).front(), ids, one_by_one(ids.size()));
+    void run_prefill(int slot, const Window& window) override {
+        RecitingBackend::run_prefill(slot, window);
+        const Tokens ids = prompt_input("input_ids", {1, window.width()});
+        write(slot, prompt_input("length", {1}).front(), ids);
         num_prefilled += prompt_input("logit_rows", {1}).front() + 1;
     }
 
     PassResult run_pass(const PassKind& kind) override {
-        const int width = kind.plan.width();
+        const int width = kind.window.width();
         const Tokens lengths = buffers_.read<std::int64_t>("length", kind.batch, {});
         const Tokens active = buffers_.read<std::int64_t>("active", kind.batch, {});
         const Tokens ids = buffers_.read<std::int64_t>("input_ids", kind.batch, {width});
-        PassResult result;
-        if (kind.plan.is_tree()) {  // two drafts are accepted in the only slot
-            result.count = {3};
-            result.emitted = {20, 21, 22, 0};
-            result.emitted_rows = {0, 1, second_choices ? 5 : 2, 0};
-        } else {
-            result = RecitingBackend::run_pass(kind);
-        }
+        const PassResult result = RecitingBackend::run_pass(kind);
         for (int slot = 0; slot < kind.batch; ++slot) {
             const auto at = static_cast<std::size_t>(slot);
-            if (active[at] == 0) continue;
             const auto window = ids.begin() + slot * width;
-            Tokens path(window, window + result.count[at]), rows = one_by_one(path.size());
-            if (kind.plan.is_tree()) {
-                path = {*window, 20, 21};
-                rows = {0, 1, result.emitted_rows[2]};
-            }
-            write(slot, lengths[at], path, rows);
+            if (active[at] != 0) write(slot, lengths[at], {window, window + result.count[at]});
         }
         return result;
     }
@@ -85,7 +68,6 @@ class RememberingBackend : public RecitingBackend {
         manifest.trunk.inputs.back().name = "past_value.0";
         return manifest;
     }
-    // The content of the prefill input `name`.
     Tokens prompt_input(const std::string& name, const Shape& shape) {
         Tokens values(static_cast<std::size_t>(shape.back()));
         const std::byte* address =
@@ -93,26 +75,20 @@ class RememberingBackend : public RecitingBackend {
         memory_->download(values.data(), address, values.size() * sizeof values[0]);
         return values;
     }
-    static Tokens one_by_one(std::size_t count) {
-        Tokens rows(count);
-        std::iota(rows.begin(), rows.end(), 0);
-        return rows;
-    }
     static float value_after(float value, std::int64_t token) {
         return static_cast<float>((static_cast<std::int64_t>(value) * 31 + token + 1) % 65521);
     }
-    // The two numbers of a cache entry in one head of one tensor (see `parts`).
     float* entry_at(int slot, int part, std::int64_t position) {
         std::byte* place = cache_.address(static_cast<std::size_t>(part / 2), slot);
         return reinterpret_cast<float*>(place) + 2 * (part % 2 * cache_.shape(1)[2] + position);
     }
-    // Write the K/V of `tokens`, which are in `rows` of a window, after `length` entries of `slot`.
-    void write(int slot, std::int64_t length, const Tokens& tokens, const Tokens& rows) {
+    // Write the K/V of `tokens` after `length` entries of `slot`.
+    void write(int slot, std::int64_t length, const Tokens& tokens) {
         float value = length == 0 ? 0 : -entry_at(slot, 0, length - 1)[1];
         for (std::size_t i = 0; i < tokens.size(); ++i) {
             value = value_after(value, tokens[i]);
             for (int part = 0; part < parts; ++part) {
-                float* entry = entry_at(slot, part, length + rows[i]);
+                float* entry = entry_at(slot, part, length + static_cast<std::int64_t>(i));
                 entry[0] = value + static_cast<float>(part);
                 entry[1] = -value;
             }

@@ -1,9 +1,6 @@
-// Replays requests that the Python runtime decoded.
-//
-// A scene is a line that tests/cpp/golden_traces.py writes: {"name", "slots", "capacity",
-// "compare", "requests": [{"prompt_ids", "round", ...}], "results": [...]}. A request is submitted
-// before the step with the number "round", and cancelled before the step "cancel_round". If
-// "compare" is "tokens", only tokens and the reasons of ends are compared.
+// Replays requests that the Python runtime decoded: scenes, which tests/cpp/golden_traces.py
+// writes. A request is submitted before the step "round", and cancelled before the step
+// "cancel_round". If "compare" is "tokens", only tokens and the reasons of ends are compared.
 #pragma once
 
 #include <fstream>
@@ -20,11 +17,9 @@ namespace pass::test {
 
 using cli::Json;
 
-// The statistics that depend on the clock.
 inline constexpr const char* times[] = {"queue_seconds", "prefill_seconds", "decode_seconds",
                                         "engine_seconds", "decode_tokens_per_second"};
 
-// Set `into` to the value of `key`, if there is one.
 template <class Value>
 void take(const Json& from, const char* key, Value& into) {
     if (from.contains(key) && !from[key].is_null()) into = from[key].get<Value>();
@@ -48,14 +43,10 @@ inline Request request_of(const Json& line) {
     take(line, "reuse_prefix", options.reuse_prefix);
     take(line, "cache_salt", options.cache_salt);
     take(line, "logprobs", options.logprobs);
-    take(line, "temperature", options.sampling.temperature);
-    take(line, "top_k", options.sampling.top_k);
-    take(line, "top_p", options.sampling.top_p);
-    take(line, "min_p", options.sampling.min_p);
+#define TAKE(type, name, ...) take(line, #name, options.sampling.name);
+    PASS_SAMPLING_FIELDS(TAKE)
+#undef TAKE
     take(line, "seed", options.sampling.seed);
-    take(line, "presence_penalty", options.sampling.presence_penalty);
-    take(line, "frequency_penalty", options.sampling.frequency_penalty);
-    take(line, "repetition_penalty", options.sampling.repetition_penalty);
     take(line, "min_tokens", options.min_tokens);
     take(line, "allowed_token_ids", options.allowed_token_ids);
     if (line.contains("logit_bias")) {
@@ -65,7 +56,6 @@ inline Request request_of(const Json& line) {
     return request;
 }
 
-// The result of a generation, without times.
 inline Json result_of(Generation& generation) {
     generation.run();
     Json result = cli::to_json(generation);
@@ -77,7 +67,6 @@ inline Json result_of(Generation& generation) {
     return result;
 }
 
-// The results of a scene's requests on `session`. Throws the error of a request.
 inline std::vector<Json> play(const Json& scene, Session& session) {
     const Json& requests = scene.at("requests");
     std::vector<std::unique_ptr<Generation>> generations(requests.size());
@@ -100,7 +89,7 @@ inline std::vector<Json> play(const Json& scene, Session& session) {
     return results;
 }
 
-// Writes the fields that differ from the scene's results in any bit. Returns how many there are.
+// Writes the fields that differ in any bit. Returns how many there are.
 inline int compare(const Json& scene, const std::vector<Json>& results, std::ostream& differences) {
     const bool tokens_only = scene.value("compare", "all") == "tokens";
     int num_differences = 0;
@@ -109,7 +98,7 @@ inline int compare(const Json& scene, const std::vector<Json>& results, std::ost
         for (const auto& [key, value] : expected.items()) {
             if (tokens_only && key != "token_ids" && key != "finish_reason" && key != "stop_reason")
                 continue;
-            // Plain JSON objects are equal in any order of their keys.
+            // Equal in any order of their keys.
             const nlohmann::json wanted = value, actual = results[i].value(key, Json());
             if (wanted == actual) continue;
             num_differences += 1;
@@ -120,7 +109,6 @@ inline int compare(const Json& scene, const std::vector<Json>& results, std::ost
     return num_differences;
 }
 
-// The scenes of a file. Throws Error if it cannot be read, or a line is no JSON object.
 inline std::vector<Json> read_scenes(const std::string& path) {
     std::ifstream file(path);
     if (!file) throw Error("cannot read " + path + ": is it there, and a file?");
@@ -133,7 +121,6 @@ inline std::vector<Json> read_scenes(const std::string& path) {
     return scenes;
 }
 
-// How a session is opened for a scene.
 inline LoadOptions options_of(const Json& scene) {
     LoadOptions options;
     options.max_batch_size = scene.value("slots", 1);
@@ -143,7 +130,7 @@ inline LoadOptions options_of(const Json& scene) {
     return options;
 }
 
-// Collects the library's messages of at least a level, from the constructor to the destructor.
+// Collects the library's messages.
 class Messages {
    public:
     explicit Messages(LogLevel min_level = LogLevel::warning) {

@@ -1,5 +1,3 @@
-// Tokens become text: split characters, stops, special tokens. tests/cpp compares with Python.
-
 #include "catch.hpp"
 #include "errors.h"
 #include "text/text_stream.h"

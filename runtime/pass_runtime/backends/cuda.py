@@ -1,8 +1,4 @@
-"""The part of CUDA that the backends use, through cuda-python: memory, one stream, graphs.
-
-`api` is the module `cuda.bindings.runtime`, or a fake in tests. Its functions return a tuple that
-begins with an error code.
-"""
+"""CUDA through cuda-python: memory, one stream, graphs."""
 
 from __future__ import annotations
 
@@ -17,23 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pass_runtime.backends.driver import driver_hint, driver_version
 from pass_runtime.backends.memory import DeviceLost
 from pass_runtime.errors import PassError
 
 INSTALL_CUDA_PYTHON = "pip install cuda-python"
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
-"""Two values of cudaDeviceAttr: cudaDevAttrComputeCapabilityMajor and -Minor."""
+"""cudaDevAttrComputeCapabilityMajor and -Minor."""
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
-"""Values of cudaMemcpyKind."""
+"""cudaMemcpyKind."""
 NON_BLOCKING = 1
-"""cudaStreamNonBlocking: the stream does not wait for CUDA's default stream."""
+"""cudaStreamNonBlocking: it does not wait for CUDA's default stream."""
 ALIGNMENT_BYTES = 256
-"""Device memory begins at multiples of this, as engines require."""
+"""Of device memory, as engines require."""
 STAGING_ALIGNMENT_BYTES = 64
-"""Copies in staging memory begin at multiples of this."""
 THREAD_LOCAL = 1
-"""A value of cudaStreamCaptureMode: other threads may call CUDA while this thread captures."""
+"""cudaStreamCaptureMode: other threads may call CUDA during a capture."""
 DEVICE_LOST_ERRORS = {
     214: "cudaErrorECCUncorrectable",
     220: "cudaErrorNvlinkUncorrectable",
@@ -52,19 +46,17 @@ DEVICE_LOST_ERRORS = {
     810: "cudaErrorMpsClientTerminated",
     911: "cudaErrorExternalDevice",
 }
-"""Errors after which CUDA no longer works for this process. After most of them, by CUDA's
-documentation, the process must end; after the others the memory, link or context is gone."""
 OLD_DRIVER_ERROR = 35
-"""cudaErrorInsufficientDriver: the driver is older than the library."""
+"""cudaErrorInsufficientDriver."""
 NO_DEVICE_ERRORS = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
-"""Errors of a driver or device that is missing, too old, or in use: cudaErrorInitializationError,
+"""A driver or device is missing, too old, or in use: cudaErrorInitializationError,
 InsufficientDriver, DevicesUnavailable, NoDevice, InvalidDevice, SystemNotReady,
 SystemDriverMismatch, CompatNotSupportedOnDevice."""
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A GPU. target: its compute capability, as in `sm89`. free, total: bytes of its memory."""
+    """target: the compute capability, as in `sm89`. free, total: bytes."""
 
     name: str
     target: str
@@ -73,7 +65,7 @@ class DeviceInfo:
 
 
 def import_api() -> Any:
-    """Import cuda.bindings.runtime. Raises PassError with the command that installs it."""
+    """Raises PassError with the command that installs cuda-python."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -84,7 +76,7 @@ def import_api() -> Any:
 
 
 def require_device(api: Any, ordinal: int) -> None:
-    """Raise PassError if this process sees no GPU with the number `ordinal`."""
+    """Raise PassError if this process sees no such GPU."""
     count = int(unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api))
     if ordinal >= count:
         seen = {0: "no GPU is visible", 1: "1 GPU is visible, number 0"}.get(
@@ -97,8 +89,7 @@ def require_device(api: Any, ordinal: int) -> None:
 
 @contextmanager
 def on_device(api: Any, ordinal: int) -> Iterator[None]:
-    """Make GPU `ordinal` the current device of the calling thread while the block runs. Every
-    thread has a current device, at first GPU 0. Errors are ignored: later calls report them."""
+    """Make GPU `ordinal` the thread's current device while the block runs."""
     code, previous = api.cudaGetDevice()
     if int(code) == 0 and previous == ordinal:
         yield
@@ -112,7 +103,7 @@ def on_device(api: Any, ordinal: int) -> Iterator[None]:
 
 
 def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
-    """Return GPU `ordinal`; None if the driver, the GPU or cuda-python is missing."""
+    """Return GPU `ordinal`, or None if the driver, the GPU or cuda-python is missing."""
     try:
         api = api or import_api()
         if unwrap(api.cudaGetDeviceCount()) <= ordinal:
@@ -131,7 +122,7 @@ def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
 
 
 def why_no_device(api: Any | None = None) -> str:
-    """Return why `find_device` found no GPU: what is missing or too old, and what to do."""
+    """Say what is missing or too old, and what to do."""
     try:
         api = api or import_api()
         count = unwrap(api.cudaGetDeviceCount(), "cudaGetDeviceCount", api)
@@ -145,7 +136,7 @@ def why_no_device(api: Any | None = None) -> str:
 
 
 def has_driver(api: Any | None = None) -> bool:
-    """Whether there is an NVIDIA driver, even one that is too old for cuda-python."""
+    """Whether there is a driver, even one that is too old for cuda-python."""
     try:
         return bool(driver_version(api or import_api()))
     except PassError:
@@ -153,15 +144,13 @@ def has_driver(api: Any | None = None) -> bool:
 
 
 def _attribute(api: Any, number: int) -> Any:
-    """Return the member `number` of cudaDeviceAttr; in a fake without that enum, `number`."""
     enum = getattr(api, "cudaDeviceAttr", None)
     return number if enum is None else enum(number)
 
 
 def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
-    """Return the values after the error code of `result`. Raises PassError if the code is an error,
-    and DeviceLost if later calls would fail too. name: the function, for the message. api: asked
-    for the versions to report if the driver is too old."""
+    """Return the values after the error code of `result`. Raises PassError, or DeviceLost if
+    later calls would fail too."""
     code, *values = result
     if int(code) in DEVICE_LOST_ERRORS:
         raise DeviceLost(
@@ -178,16 +167,50 @@ def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) 
     return values[0] if len(values) == 1 else tuple(values)
 
 
+MIN_DRIVER_BRANCH = {12: 525, 13: 580}
+"""CUDA's major version -> the first branch of NVIDIA's Linux driver that runs it."""
+
+
+def driver_hint(api: Any | None) -> str:
+    """End an error message: what to do about the driver, and the CUDA versions."""
+    driver, library = driver_version(api), _cuda_version(api, "cudaRuntimeGetVersion")
+    if driver == 0:
+        return "; there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"
+    if driver is None or library is None:
+        return (
+            "; the driver is older than the CUDA library: update it (nvidia-smi shows the "
+            "CUDA version that it runs)"
+        )
+    major = library // 1000
+    newer = f", {MIN_DRIVER_BRANCH[major]} or newer" if major in MIN_DRIVER_BRANCH else ""
+    return (
+        f"; the driver is older than the CUDA library: it runs CUDA up to {_dotted(driver)}, and "
+        f"the library is CUDA {_dotted(library)}; update to a driver for CUDA {major}{newer} "
+        "(nvidia-smi shows which is installed)"
+    )
+
+
+def driver_version(api: Any | None) -> int | None:
+    """Return 13040 for CUDA 13.4; 0 without a driver, None if unknown."""
+    return _cuda_version(api, "cudaDriverGetVersion")
+
+
+def _cuda_version(api: Any | None, name: str) -> int | None:
+    code, *values = getattr(api, name)() if hasattr(api, name) else (1,)
+    return int(values[0]) if int(code) == 0 else None
+
+
+def _dotted(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 @dataclass
 class Cuda:
-    """The memory of one GPU (a `pass_runtime.backends.memory.Memory`), with one stream and the
-    graphs captured on it. A thread must hold `for_this_thread` to call the other methods.
+    """The memory of one GPU, with one stream and its captured graphs. A thread must hold
+    `for_this_thread` to call the other methods.
 
-    ordinal: the number of the GPU.
-    staging_bytes: the size of the staging memory, pinned host memory that copies go through.
-    Uploads that fit it return at once, and only later work on this stream is sure to see them. So
-    staging_bytes must be 0 if other streams use the memory: uploads then return when the device has
-    done them.
+    staging_bytes: pinned host memory for copies. Uploads that fit return at once, and only later
+    work on this stream sees them: 0 if other streams use the memory.
     """
 
     api: Any
@@ -202,7 +225,7 @@ class Cuda:
     _capturing: bool = False
     _staging: npt.NDArray[np.uint8] | None = None
     _in_flight: int = 0
-    """The bytes at the beginning of the staging memory that the device may not have read yet."""
+    """Staging bytes that the device may not have read yet."""
 
     def __post_init__(self) -> None:
         if self.ordinal:
@@ -212,17 +235,14 @@ class Cuda:
             self.stream = int(self._call("cudaStreamCreateWithFlags", NON_BLOCKING))
 
     def for_this_thread(self) -> AbstractContextManager[None]:
-        """A context that makes this device current for the calling thread."""
+        """Make the device current for the calling thread."""
         return on_device(self.api, self.ordinal)
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that made this object."""
         return os.getpid() != self._process
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the CUDA function `name` and return its values. If it fails, clear CUDA's record of
-        the last error, because engines would take it for the error of a later launch."""
         try:
             return self._check(getattr(self.api, name)(*arguments), name)
         except DeviceLost:
@@ -232,7 +252,6 @@ class Cuda:
             raise
 
     def _check(self, result: tuple[Any, ...], name: str) -> Any:
-        """Return what `unwrap` returns, and remember that the device is lost if it is."""
         try:
             return unwrap(result, name, self.api)
         except DeviceLost as error:
@@ -240,12 +259,11 @@ class Cuda:
             raise
 
     def check_device(self) -> None:
-        """Raise DeviceLost if an engine failed because the device is lost."""
         self.why()
 
     def why(self) -> str:
-        """Return the text of the CUDA error after which an engine failed, and clear the error; ""
-        if there is none. Raises DeviceLost if the device is lost."""
+        """Return and clear the CUDA error after which an engine failed; "" without. Raises
+        DeviceLost."""
         results = [("cudaGetLastError", self.api.cudaGetLastError())]
         if not self._capturing:  # Waiting during a capture would be another error.
             results.append(("cudaStreamSynchronize", self.api.cudaStreamSynchronize(self.stream)))
@@ -259,7 +277,7 @@ class Cuda:
         )
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` bytes, rounded up to ALIGNMENT_BYTES. All are zero."""
+        """Return the address of `size` bytes, rounded up to ALIGNMENT_BYTES."""
         size = -(-max(size, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         try:
             address = int(self._call("cudaMalloc", size))
@@ -278,13 +296,13 @@ class Cuda:
         return address
 
     def free(self, address: int) -> None:
-        """Free the block at `address` after the work that is on the stream."""
+        """Free the block after the work on the stream."""
         self.synchronize()
         self._device_blocks.remove(address)
         self._call("cudaFree", address)
 
     def pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an array in pinned (page-locked) host memory, which the device can access."""
+        """Return an array in page-locked host memory, which the device can access."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         try:
             address = int(self._call("cudaMallocHost", size))
@@ -301,8 +319,7 @@ class Cuda:
         return array
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Copy a contiguous host array to the device, in the order of the stream. `array` may
-        change as soon as this returns."""
+        """Copy a contiguous host array, in the order of the stream."""
         if not array.nbytes:
             return
         staged = self._stage(array.nbytes)
@@ -314,7 +331,7 @@ class Cuda:
             self.synchronize()
 
     def download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Fill a host array from the device, after the work that is on the stream."""
+        """Fill a host array after the work on the stream."""
         staged = self._stage(array.nbytes)
         target = array.ctypes.data if staged is None else staged
         self._call("cudaMemcpyAsync", target, address, array.nbytes, TO_HOST, self.stream)
@@ -323,8 +340,6 @@ class Cuda:
             ctypes.memmove(array.ctypes.data, staged, array.nbytes)
 
     def _stage(self, size: int) -> int | None:
-        """Return the address of `size` bytes of staging memory that no copy in progress uses; None
-        if the staging memory is smaller."""
         if size > self.staging_bytes:
             return None
         if self._staging is None:
@@ -338,32 +353,29 @@ class Cuda:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, rows: int
     ) -> None:
-        """Copy rows on the device (see `Memory.copy_rows`)."""
+        """See `Memory.copy_rows`."""
         addresses = target, target_pitch, source, source_pitch
         self._call("cudaMemcpy2DAsync", *addresses, size, rows, ON_DEVICE, self.stream)
         self.synchronize()
 
     def enqueue_download(self, array: npt.NDArray[Any], address: int) -> None:
-        """Put a copy from the device to a host array on the stream. The array is filled when
-        `synchronize` returns. It must be pinned if the copy is captured."""
         self._call(
             "cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, TO_HOST, self.stream
         )
 
     def synchronize(self) -> None:
-        """Wait until the device has done all work on the stream."""
         self._call("cudaStreamSynchronize", self.stream)
         self._in_flight = 0
 
     def capture(self, enqueue: Callable[[], None]) -> Any:
-        """Capture what `enqueue` puts on the stream, and return the graph for `launch`. Raises
-        PassError if it cannot be captured; the stream can be used afterwards in any case."""
+        """Return the graph of what `enqueue` puts on the stream. Raises PassError if it cannot
+        be captured; the stream stays usable."""
         self._call("cudaStreamBeginCapture", self.stream, THREAD_LOCAL)
         self._capturing = True
         try:
             enqueue()
         except BaseException:
-            # The end of a failed capture may be an error too; the first error is the one to raise.
+            # The end of a failed capture may fail too: the first error is the one to raise.
             _, graph = self.api.cudaStreamEndCapture(self.stream)
             if graph is not None:
                 self.api.cudaGraphDestroy(graph)
@@ -380,11 +392,9 @@ class Cuda:
         return executable
 
     def launch(self, executable: Any) -> None:
-        """Put a captured graph on the stream."""
         self._call("cudaGraphLaunch", executable, self.stream)
 
     def close(self) -> None:
-        """Free everything. Do nothing if it is closed, or in a fork, where CUDA does not work."""
         if self.stream is None or self.forked:
             return
         # The memory of a lost device is freed when the process ends.

@@ -1,10 +1,4 @@
-"""Chooses the buffer to which a backend binds each input and output of a bundle's graphs.
-
-Tensors share memory if their buffers have the same name and shape: this is how data flows from one
-graph to the next, and from one pass to the next. A buffer has its tensor's name, so the trunk's
-output `logits` and the tail's input `logits` share one. An output that is an input of the next pass
-under another name (`next_ids` is `input_ids`) is bound to that input's buffer (`fed_input`).
-"""
+"""Chooses the buffer of each input and output of a bundle's graphs."""
 
 from __future__ import annotations
 
@@ -16,22 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
-from pass_runtime.bundle.plan import Plan, prefill_plan
 from pass_runtime.bundle.sampling import Sampler
 from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
+from pass_runtime.bundle.window import Window, prefill_window
 
 PREFILL = "prefill."
-"""Prefix of the buffers that only prefill uses, so that a prefill changes no slot's window."""
+"""Of buffers that only prefill uses: a prefill changes no slot's window."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """A tensor with its buffer, shape and dtype.
-
-    by_slot: whether the buffer has a row for every slot; a pass over b slots is then bound to the
-    first b rows. constant: the content of a buffer that never changes; None if the host or a graph
-    writes it.
-    """
+    """by_slot: the buffer has a row for every slot; a pass is bound to the first ones. constant:
+    its content, if it never changes."""
 
     tensor: str
     buffer: str
@@ -43,18 +33,13 @@ class Binding:
 
 @dataclass(frozen=True)
 class Bindings:
-    """The bindings of one graph for passes of one plan."""
-
     inputs: Sequence[Binding]
     outputs: Sequence[Binding]
 
 
 class BundleBindings:
-    """The bindings of a bundle's graphs, from its manifest.
-
-    positions: `Capabilities.noise_positions`. padded_width: the method of `Capabilities`. The
-    padding of a window follows its last row.
-    """
+    """positions: `Capabilities.noise_positions`. padded_width: the method of `Capabilities`;
+    padding follows a window's last row."""
 
     def __init__(
         self, manifest: Manifest, positions: int, padded_width: Callable[[int], int]
@@ -63,30 +48,28 @@ class BundleBindings:
         self._padded_width = padded_width
         outputs = {tensor.name for graph in manifest.graphs for tensor in graph.outputs}
         self.transient = frozenset(name for name in outputs if fed_input(name) is None)
-        """Names of the buffers whose content is not needed after the pass that wrote it."""
+        """The buffers whose content is not needed after the pass."""
 
-    def constants(self, plan: Plan) -> dict[str, npt.NDArray[Any]]:
-        """Return, by name, the inputs of `plan`'s graphs that are the same in every pass."""
+    def constants(self, window: Window) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs that are the same in every pass of `window`."""
         constants: dict[str, npt.NDArray[Any]] = {
-            "row_position": plan.row_position,
-            "window_mask": plan.window_mask,
-            "logit_rows": plan.logit_rows,
-            "lookahead_rows": plan.lookahead_rows,
-            "lookahead_ids": plan.lookahead_ids(self._manifest.model.vocab_size),
+            "row_position": window.row_position,
+            "window_mask": window.window_mask,
+            "logit_rows": window.logit_rows,
+            "lookahead_rows": window.lookahead_rows,
+            "lookahead_ids": window.lookahead_ids(self._manifest.model.vocab_size),
         }
-        return constants | {"draft_rows": plan.draft_rows} if plan.is_fused else constants
+        return constants | {"draft_rows": window.draft_rows} if window.is_fused else constants
 
     def trunk(
-        self, plan: Plan, batch: int, *, prefill: bool = False, scored: bool = False
+        self, window: Window, batch: int, *, prefill: bool = False, scored: bool = False
     ) -> Bindings:
-        """Return the bindings of the trunk's tensors but for the KV cache. prefill: use the buffers
-        of prefill, and unless `scored` compute the logits of a single row, which the host
-        chooses."""
-        constants, width = self.constants(plan), self._padded_width(plan.width)
+        """All but the KV cache."""
+        constants, width = self.constants(window), self._padded_width(window.width)
         one_row = prefill and not scored
-        logit_rows = 1 if one_row else plan.width
-        if width > plan.width:  # Only a window of one row is padded, to a chain of two rows.
-            constants = self.constants(prefill_plan(width))
+        logit_rows = 1 if one_row else window.width
+        if width > window.width:  # Only a window of one row is padded, to a chain of two.
+            constants = self.constants(prefill_window(width))
             constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
@@ -96,76 +79,72 @@ class BundleBindings:
         inputs = [each for each in graph.inputs if not each.name.startswith(PAST)]
         outputs = [each for each in graph.outputs if not each.name.startswith(PRESENT)]
         return Bindings(
-            [self._bind(each, sizes, plan, constants, scope) for each in inputs],
-            [self._bind(each, sizes, plan, {}, scope) for each in outputs],
+            [self._bind(each, sizes, window, constants, scope) for each in inputs],
+            [self._bind(each, sizes, window, {}, scope) for each in outputs],
         )
 
-    def tail_graph(self, plan: Plan, sampler: Sampler) -> Graph:
-        """Return the tail graph that runs after the trunk in a pass of `plan`."""
-        return self._manifest.plan(plan.tail).tails[sampler]
+    def tail_graph(self, window: Window, sampler: Sampler) -> Graph:
+        """Return the tail graph that runs after the trunk in a pass of `window`."""
+        return self._manifest.window(window.tail).tails[sampler]
 
     def tail(
-        self, plan: Plan, sampler: Sampler, batch: int, *, processed: bool = False
+        self, window: Window, sampler: Sampler, batch: int, *, processed: bool = False
     ) -> Bindings:
-        """Return the bindings of the tail of `plan`. processed: whether the tail reads the logits
-        that the logits processors wrote, and not the trunk's."""
-        graph, constants = self.tail_graph(plan, sampler), self.constants(plan)
-        sizes = {"batch": batch, "positions": self._positions, "width": plan.width}
+        graph, constants = self.tail_graph(window, sampler), self.constants(window)
+        sizes = {"batch": batch, "positions": self._positions, "width": window.width}
         sizes["lookahead_rows"] = len(constants["lookahead_rows"])
         inputs = [
-            self._bind(self._widened(tensor, plan), sizes, plan, constants)
+            self._bind(self._widened(tensor, window), sizes, window, constants)
             for tensor in graph.inputs
         ]
         return Bindings(
             _reading_processed(inputs) if processed else inputs,
-            [self._bind(self._widened(tensor, plan), sizes, plan, {}) for tensor in graph.outputs],
+            [
+                self._bind(self._widened(tensor, window), sizes, window, {})
+                for tensor in graph.outputs
+            ],
         )
 
-    def processors(self, graph: Graph, plan: Plan, batch: int, touched: int) -> Bindings:
-        """Return the bindings of `graph`, the logits processors, before the tail of `plan`.
-        touched: T, the length of the processors' lists of tokens."""
-        sizes = {"batch": batch, "width": plan.width, "touched": touched}
-        sizes["processed_rows"] = plan.drafts + 1
+    def processors(self, graph: Graph, window: Window, batch: int, touched: int) -> Bindings:
+        """Return the bindings of `graph`, the logits processors, before the tail of `window`."""
+        sizes = {"batch": batch, "width": window.width, "touched": touched}
+        sizes["processed_rows"] = window.drafts + 1
         return Bindings(
-            [self._bind(tensor, sizes, plan, {}) for tensor in graph.inputs],
-            [self._bind(tensor, sizes, plan, {}) for tensor in graph.outputs],
+            [self._bind(tensor, sizes, window, {}) for tensor in graph.inputs],
+            [self._bind(tensor, sizes, window, {}) for tensor in graph.outputs],
         )
 
     def logprobs(
-        self, plan: Plan, batch: int, *, processed: bool = False, scope: str = ""
+        self, window: Window, batch: int, *, processed: bool = False, scope: str = ""
     ) -> Bindings:
-        """Return the bindings of the graph of log-probabilities. processed: as for `tail`. scope:
-        PREFILL after a prompt chunk, whose next tokens stand in the place of emitted ones."""
         graph = self._manifest.logprobs
-        sizes = {"batch": batch, "width": plan.width, "max_emitted": plan.max_emitted}
-        inputs = [self._bind(tensor, sizes, plan, {}, scope) for tensor in graph.inputs]
+        sizes = {"batch": batch, "width": window.width, "max_emitted": window.max_emitted}
+        inputs = [self._bind(tensor, sizes, window, {}, scope) for tensor in graph.inputs]
         return Bindings(
             _reading_processed(inputs) if processed else inputs,
-            [self._bind(tensor, sizes, plan, {}, scope) for tensor in graph.outputs],
+            [self._bind(tensor, sizes, window, {}, scope) for tensor in graph.outputs],
         )
 
-    def _widened(self, tensor: Tensor, plan: Plan) -> Tensor:
-        """Return `tensor` with its shape in memory: a window's ids include the padding."""
-        window = plan.next if tensor.name == "next_ids" else plan
-        if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != window.width:
+    def _widened(self, tensor: Tensor, window: Window) -> Tensor:
+        """A window's ids include the padding."""
+        rows = (window.next if tensor.name == "next_ids" else window).width
+        if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != rows:
             return tensor
-        width = self._padded_width(window.width)
+        width = self._padded_width(rows)
         return tensor.model_copy(update={"shape": (tensor.shape[0], width)})
 
     def _bind(
         self,
         tensor: Tensor,
         sizes: Mapping[str, int],
-        plan: Plan,
+        window: Window,
         constants: Mapping[str, npt.NDArray[Any]],
         scope: str = "",
     ) -> Binding:
-        """Bind one tensor of a graph of `plan`. sizes: by name, the symbolic sizes of its shape.
-        constants: the constant inputs. scope: the prefix of the buffer's name."""
         shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
         constant = constants.get(tensor.name)
         if constant is not None:
-            buffer = f"{scope}{plan.name}.{tensor.name}"
+            buffer = f"{scope}{window.name}.{tensor.name}"
             return Binding(
                 tensor.name, buffer, shape, tensor.dtype, by_slot=False, constant=constant
             )
@@ -175,7 +154,6 @@ class BundleBindings:
 
 
 def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
-    """Return `inputs` with `logits` bound to the logits that the logits processors wrote."""
     return [
         replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each
         for each in inputs
@@ -183,7 +161,7 @@ def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
 
 
 def fed_input(output: str) -> str | None:
-    """Return the input, of another name, whose memory `output` shares; None if there is none."""
+    """Return the input of another name whose memory `output` shares."""
     if output == "next_ids":
         return "input_ids"
     for output_prefix, input_prefix in ((PRESENT, PAST), ("next_", "")):

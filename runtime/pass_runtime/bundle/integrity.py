@@ -1,11 +1,4 @@
-"""Checks that the files of a bundle are the ones that were exported, by their sizes and SHA-256.
-
-Reading a large model takes long, so the hashes of files that were read are cached in the user's
-cache directory. A cached hash belongs to a file with the same device, inode, size, mtime and ctime.
-A changed file has another ctime, which no program can set back, unlike the mtime. The hash of a
-file that changed a moment ago is not cached, because a second change within the same tick of the
-file system's clock would not change the times.
-"""
+"""Checks a bundle's files against the sizes and SHA-256 of the export."""
 
 from __future__ import annotations
 
@@ -27,34 +20,31 @@ from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
 HASHES_FILE = "hashes.txt"
-"""The cache: a text file whose lines have the numbers that identify a file, and its SHA-256."""
+"""Its lines have the numbers that identify a file, and its SHA-256."""
 MAX_CACHED_HASHES = 4096
-"""The most lines of HASHES_FILE; older ones are dropped."""
 MIN_AGE_NS = 2 * 10**9
-"""A hash is cached only if its file did not change for this long, more than a tick of the clock."""
+"""More than a tick of the clock: younger files may change again."""
 
 
 def cache_directory() -> Path:
-    """Return the directory that PASS_CACHE names, or else pass-toolkit in the user's cache."""
+    """PASS_CACHE, or pass-toolkit in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PASS_CACHE") or Path(base) / "pass-toolkit")
 
 
 class HashCache:
-    """The SHA-256 hashes of HASHES_FILE, which is read once; no hashes if it cannot be read."""
+    """HASHES_FILE, read once; empty if it cannot be read."""
 
     def __init__(self) -> None:
         self._cached: dict[str, str] = {}
         self._new: dict[str, str] = {}
-        # no file, no home directory, or a file that is not text
+        # no file, no home directory, or not text
         with suppress(OSError, RuntimeError, ValueError):
             for line in (cache_directory() / HASHES_FILE).read_text(encoding="ascii").splitlines():
                 identity, _, sha256 = line.rpartition(" ")
                 self._cached[identity] = sha256
 
     def matches(self, path: Path, sha256: str, compute: Callable[[Path], str]) -> bool:
-        """Whether the file `path` has this hash. compute: reads a file and returns its hash; called
-        unless the cache has this hash for the file."""
         identity = _identity(path)
         if self._cached.get(identity) == sha256:
             return True
@@ -66,7 +56,7 @@ class HashCache:
         return actual == sha256
 
     def save(self) -> None:
-        """Add the new hashes to HASHES_FILE, which other processes may have changed meanwhile."""
+        """Add the new hashes to HASHES_FILE, which others may have changed."""
         if not self._new:
             return
         merged = HashCache()._cached | self._new
@@ -78,8 +68,7 @@ class HashCache:
 
 
 def identities(bundle: Path) -> dict[str, str]:
-    """Return what identifies the present content of each file of the directory: name -> numbers
-    that change with it. A directory that cannot be read has no files."""
+    """Return, by file, numbers that change with its content."""
     found = {}
     with suppress(OSError):
         for path in bundle.iterdir():
@@ -99,11 +88,8 @@ def _identity(path: Path) -> str:
 def verify_files(
     bundle: Path, manifest: Manifest, *, hashes: bool = True, hash_cache: HashCache | None = None
 ) -> None:
-    """Raise PassError unless the manifest lists every file that is used, and each file in the list
-    exists as it was exported.
-
-    hashes: whether to compare hashes, and not sizes only. hash_cache: None reads every file.
-    """
+    """Raise PassError unless every used file is listed, and every listed one is as it was
+    exported."""
     for name, info in manifest.files.items():
         path = bundle / name
         if not path.is_file():
@@ -128,7 +114,6 @@ def verify_files(
 
 
 def has_hash(path: Path, sha256: str, hash_cache: HashCache | None = None) -> bool:
-    """Whether a file has this hash. The file is read unless `hash_cache` has this hash for it."""
     if hash_cache is not None:
         return hash_cache.matches(path, sha256, _sha256)
     return _sha256(path) == sha256
@@ -139,7 +124,6 @@ def _sha256(path: Path) -> str:
 
 
 def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
-    """Return the size and SHA-256 of a file. progress: called with the bytes of each piece read."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

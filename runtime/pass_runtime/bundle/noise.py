@@ -1,27 +1,21 @@
-"""The random numbers (noise) with which tokens are drawn. They depend on the request's seed and the
-position in the text alone, and every engine computes them from two integers that the host sends.
+"""The random numbers (noise) with which tokens are drawn. They depend on the request's seed and
+the position alone; engines compute them from two integers that the host sends.
 
-The token at position n is drawn by exponential sampling (the Gumbel-max trick) in two levels, first
-a block of 8 token ids and then one token of that block:
+Exponential sampling (the Gumbel-max trick) draws a block of 8 token ids, and then one of them:
 
     k = argmin_k E_k / P_k          P_k = the sum of the probabilities of block k
     j = argmin_j F_j / p_(k + jK)   block k of K has the ids k, k + K, ... k + 7 K
 
-This draws token i with probability p_i, as one level over the whole vocabulary would, from an
-eighth as many random numbers. A draft and the model's token, which are drawn with the same noise
-from different distributions, are equal nearly as often as with one level: the ids of a block are
-far apart, so a block has only one low id, and low ids are the frequent tokens.
+Token i has probability p_i, as with one level, from an eighth of the numbers. A block has one of
+the low, frequent ids: a draft and the model's token are equal nearly as often as with one level.
 
-Every E_k and F_j is an exponential variable -log(1 - u). The u_i of a position, for E and F
-together, come from two fixed tables T1 and T2 of random 30-bit integers and two offsets b and d:
+E_k and F_j are -log(1 - u). A position's u_i come from tables T1 and T2 of random 30-bit
+integers and two offsets b and d, which Philox4x32-10 draws with the seed as its key:
 
     x_i = (T1[16 b + i] + T2[16 d + i]) mod 2^30          u_i = (x_i + 1/2) * 2^-30 * (1 - 2^-24)
 
-The offsets, 15 bits each, are drawn for every position by Philox4x32-10 with the seed as its key.
-Within a position every number has its own pair of entries, so the numbers are independent. Two
-positions share their noise only if both offsets agree, which has probability 2^-30. Offsets count
-rows of 16 entries, so that the noise is read as rows of 64 bytes: a Gather of single entries takes
-ONNX Runtime 7 times as long. The factor 1 - 2^-24 keeps u below one in float32.
+Two positions share noise with probability 2^-30. Offsets count rows of 16: a Gather of single
+entries takes ONNX Runtime 7 times as long. 1 - 2^-24 keeps u below one in float32.
 """
 
 from __future__ import annotations
@@ -32,40 +26,29 @@ import numpy as np
 import numpy.typing as npt
 
 SCHEME = "block-race-1"
-"""The name of this method in manifests."""
 BITS = 30
-"""Random bits in an entry of the tables."""
 SCALE = np.float32(2.0**-BITS * (1 - 2.0**-24))
 SERIES_LIMIT = np.float32(2.0**-8)
-"""For smaller u, -log(1-u) is computed as u + u^2/2 + u^3/3, with a relative error below 2^-25."""
+"""Below it, -log(1-u) is computed as u + u^2/2 + u^3/3: the relative error is below 2^-25."""
 
 STREAMS = ("noise_offsets", "accept_offsets", "draft_offsets")
-"""Tail inputs with offsets, each with noise of its own. The match rule draws the model's tokens and
-the drafts with the first. The rejection rule draws the model's tokens with the first, accepts with
-the second and draws drafts with the third, because shared noise would bias the output."""
+"""Tail inputs with offsets, each with noise of its own."""
 
 BLOCK_SIZE = 8
-"""Token ids in a block."""
 ROW_SIZE = 16
-"""Entries in a row of the tables."""
 _OFFSET_COUNT = 1 << 15
-"""How many values an offset may have."""
 TABLES_FILE = "tail.noise.data"
-"""The file from which a bundle's sampling tails read T1 and then T2, little-endian."""
+"""T1 and then T2, little-endian."""
 TABLES = ("noise_table_1", "noise_table_2")
-"""The names of the tables in the tails."""
 _TABLE_KEYS = (0x50615353_00000001, 0x50615353_00000002)
-"""The seeds with which T1 and T2 are made: "PaSS" in ASCII, and the number of the table."""
+""""PaSS" in ASCII, and the number of the table."""
 
 Words = npt.NDArray[np.uint32]
 
 
 def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
-    """Return the random words that Philox4x32 makes of a counter and a key (Salmon et al.,
-    "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-
-    counter [...,4] uint32, key [...,2] uint32 -> [...,4] uint32.
-    """
+    """Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011):
+    counter [...,4] uint32, key [...,2] uint32 -> [...,4] uint32."""
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
     low = np.uint64(0xFFFFFFFF)
@@ -83,8 +66,7 @@ def philox4x32(counter: Words, key: Words, rounds: int = 10) -> Words:
 
 
 def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -> Words:
-    """Return four random words for each of N counters: [N] -> [N,4] uint32. seed: the 64-bit key.
-    stream: the third word of Philox's counters; the first two words are the counter's own."""
+    """counters [N] -> [N,4] uint32. stream: the third word of Philox's counter."""
     counter = np.zeros((len(counters), 4), np.uint32)
     counter[:, 2] = stream
     counter[:, 0] = counters & 0xFFFFFFFF
@@ -94,18 +76,16 @@ def _random_words(seed: int, counters: npt.NDArray[np.int64], stream: int = 0) -
 
 
 def vocabulary_blocks(vocab_size: int) -> int:
-    """Return K, how many blocks the vocabulary has. Some may have a last id that is not in it."""
     return -(-vocab_size // BLOCK_SIZE)
 
 
 def rows_per_position(vocab_size: int) -> int:
-    """Return how many rows of a table a position reads: the first for F, the others for E."""
+    """The first row is for F, the others are for E."""
     return -(-vocabulary_blocks(vocab_size) // ROW_SIZE) + 1
 
 
 def entries_per_position(vocab_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return where E and F are among the numbers of a position: two pairs (first entry, count), for
-    the E of the blocks and for the F of a block's tokens."""
+    """Return the (first entry, count) of a position's E, and of its F."""
     return (ROW_SIZE, vocabulary_blocks(vocab_size)), (0, BLOCK_SIZE)
 
 

@@ -1,5 +1,4 @@
-"""Sampling in numpy: the definition of what the tail graphs compute, with which tests compare them.
-`noise` explains the random numbers, and the blocks of token ids."""
+"""Sampling in numpy: the definition of what the tails compute."""
 
 from __future__ import annotations
 
@@ -7,14 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle import noise
-from pass_runtime.bundle.request_fields import MAX_CANDIDATES
-from pass_runtime.bundle.sampling import MIN_TEMPERATURE, SamplingParams
+from pass_runtime.bundle.sampling import MAX_CANDIDATES, MIN_TEMPERATURE, SamplingParams
 
 
 def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """Return the logarithms of the exponential variables of N positions: offsets [N,2] -> [N,I]
-    float32. `noise.entries_per_position` says which of the I numbers are for the blocks, and which
-    for the tokens of a block."""
+    """offsets [N,2] -> logarithms of exponential variables, [N,I] float32."""
     rows = np.arange(noise.rows_per_position(vocab_size))
     first, second = (
         table[rows + offsets[:, i : i + 1]]
@@ -32,14 +28,7 @@ def log_exponentials(offsets: npt.NDArray[np.int64], vocab_size: int) -> npt.NDA
 def gumbel_scores(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """Return scores [N,V] whose argmax is the token that is drawn, for logits [N,V] at `positions`
-    [N]. For argmax they are the logits.
-
-    A token is drawn in two levels: a block, then a token of it, each with the Gumbel-max trick. The
-    score returned for a token is (score of its block) - (best score of a token within the block) +
-    (the token's score within the block). So the difference of the two best scores shows how close
-    the choice was, on either level. Tokens that truncation removes have -inf.
-    """
+    """Return scores [N,V] whose argmax is drawn from logits [N,V] at `positions` [N]."""
     if params.sampler == "greedy":
         return logits
     scaled = logits / np.float32(max(params.temperature, MIN_TEMPERATURE))
@@ -54,8 +43,8 @@ def gumbel_scores(
 def two_level_scores(
     scaled: npt.NDArray[np.float32], log_noise: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """Return the scores [N,V] of `gumbel_scores`. scaled: [N,V] logits / temperature, at most 0.
-    log_noise: the `log_exponentials` [N,I] of the positions."""
+    """Return the scores [N,V] for logits / temperature [N,V], at most 0, and `log_exponentials`
+    [N,I]."""
     count, vocab = scaled.shape
     blocks = noise.vocabulary_blocks(vocab)
     padded = np.full((count, blocks * noise.BLOCK_SIZE), -np.inf, np.float32)
@@ -64,10 +53,9 @@ def two_level_scores(
     noise_of_blocks, noise_of_tokens = (
         log_noise[:, start : start + size] for start, size in noise.entries_per_position(vocab)
     )
-    with np.errstate(divide="ignore"):  # log 0: a block whose tokens were all removed
+    with np.errstate(divide="ignore"):  # log 0: all tokens removed
         block_scores = np.log(np.exp(by_block).sum(1)) - noise_of_blocks
-    # All blocks share the noise of tokens, because only the tokens of one block, the drawn one,
-    # compete with each other.
+    # All blocks share the tokens' noise: only tokens of the drawn block compete.
     token_scores = by_block - noise_of_tokens[:, :, None]
     best = token_scores.max(1, keepdims=True)
     finite_best = np.where(np.isneginf(best), 0, best)  # -inf - -inf would be NaN
@@ -79,19 +67,13 @@ def two_level_scores(
 def sample(
     logits: npt.NDArray[np.float32], positions: npt.NDArray[np.int64], params: SamplingParams
 ) -> npt.NDArray[np.int64]:
-    """Return the ids [N] of the tokens that are drawn from logits [N,V] at `positions` [N]."""
+    """logits [N,V] at `positions` [N] -> ids [N]."""
     tokens: npt.NDArray[np.int64] = gumbel_scores(logits, positions, params).argmax(-1)
     return tokens
 
 
 def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.bool_]:
-    """Return which tokens truncation keeps, [N,V] bool. scaled: [N,V] logits / temperature, at most
-    0.
-
-    First top-k keeps the k most likely tokens, then top-p the smallest set of these whose
-    probability reaches p, then min-p those that are at least min-p times as likely as the most
-    likely token. Tokens as likely as the last one kept are kept too, as in Hugging Face's top-k.
-    """
+    """logits / temperature [N,V], at most 0 -> the tokens that truncation keeps, [N,V] bool."""
     p = np.exp(scaled)
     p /= p.sum(-1, keepdims=True)
     smallest = np.float32(params.min_p) * p.max(-1, keepdims=True)
@@ -104,16 +86,15 @@ def kept_tokens(scaled: npt.NDArray[np.float32], params: SamplingParams) -> npt.
 def _smallest_kept_probability(
     p: npt.NDArray[np.float32], params: SamplingParams
 ) -> npt.NDArray[np.float32]:
-    """Return the smallest probability that top-k, and then top-p, keep: p [N,V] -> [N,1]. As in the
-    tails, both look at the MAX_CANDIDATES likeliest tokens alone."""
+    """p [N,V] -> the smallest probability [N,1] that top-k, and then top-p, keep."""
     ranked = -np.sort(-p, axis=-1)[:, :MAX_CANDIDATES]
     if params.top_k:
         ranked = ranked[:, : params.top_k]
     total = ranked.sum(-1, keepdims=True) if params.top_k else 1  # top-p counts what top-k keeps
     share = ranked / total
-    # If top_p is 1, the rounded sum may reach it before the last token, which is kept all the same.
+    # With top_p 1, the rounded sum may reach it before the last token.
     is_kept = (np.cumsum(share, -1) - share < params.top_p) | (params.top_p == 1)
-    # 2 is more than any probability, so it is never the smallest.
+    # 2 is more than any probability.
     smallest: npt.NDArray[np.float32] = np.where(is_kept, ranked, np.float32(2)).min(
         -1, keepdims=True
     )

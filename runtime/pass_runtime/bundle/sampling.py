@@ -1,73 +1,131 @@
-"""The parameters with which tokens are sampled. `reference` defines how a token is drawn with them,
-and `pass_exporter.tails.definitions` what biases and penalties do before."""
+"""How tokens are sampled; `reference` is the definition."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import field, replace
+from typing import Annotated, Literal
 
-from pass_runtime.bundle.request_fields import SAMPLING_FIELDS
+from pydantic import Field
+
+from pass_runtime.bundle.option import option, options_class, options_of
+from pass_runtime.errors import PassError
 
 MIN_TEMPERATURE = 2.0**-100
-"""Lower temperatures, 0 too, are raised to this one in a tail that samples, so that float32 does
-not overflow. Dividing by a power of two keeps different logits different, so such a tail gives
-requests with temperature 0 their argmax."""
-
+"""Sampling tails raise lower temperatures to this one: float32 would overflow. A power of two
+keeps different logits different."""
 MIN_TOP_P = 2.0**-126
-"""A lower top_p takes the most likely token, as 0 does: float32 may flush it to 0."""
-
+"""A lower top_p is argmax, as 0 is: float32 may flush it to 0."""
 FORBIDDEN_BIAS = -1e30
-"""Added to the logit of a token that may not be drawn. Finite: infinities would lead to NaNs."""
-
+"""Infinity would lead to NaNs."""
 TOKEN_LIST_SIZES = (16, 128, 1024, 8192, 65536, 524288)
-"""The values of T, the length to which the logits processors' lists of tokens are padded. There are
-few, because each needs CUDA graphs of its own."""
+"""Padded lengths of token lists. Each needs CUDA graphs of its own."""
+MAX_CANDIDATES = 1024
+"""Truncated sampling looks at so many likely tokens."""
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
 
 Sampler = Literal["greedy", "sample", "truncated"]
+SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
+"""Argmax, a draw from all tokens, or from those that truncation keeps. Each can do what the ones
+before do."""
 Rule = Literal["match", "rejection"]
 RULES: tuple[Rule, ...] = ("match", "rejection")
-"""A draft is accepted if it equals the model's own sample ("match"), or with probability min(1,
-p/q) ("rejection"): p is the draft's probability by the model, q the one with which it was drawn."""
-
-SAMPLERS: tuple[Sampler, ...] = ("greedy", "sample", "truncated")
-"""The samplers that tails have: "greedy" takes the argmax, "sample" draws from all tokens,
-"truncated" from those that truncation keeps. Each can also do what the ones before it do."""
+"""A draft is accepted if it equals the model's sample, or with probability min(1, p/q): p the
+model's, q its own."""
 
 
-@dataclass(frozen=True)
+@options_class
 class SamplingParams:
-    """How the next token is drawn: bias and penalties, then temperature, then top-k, then top-p,
-    then min-p, in Hugging Face's order.
+    """How a token is drawn: biases and penalties, then temperature, top-k, top-p and min-p. The
+    lower of equal logits' ids wins; tokens as likely as the last of top_k are kept. Without top_k,
+    top_p keeps at most MAX_CANDIDATES. Presence and frequency do not count the prompt."""
 
-    The table `request_fields.SAMPLING_FIELDS` says what each field does and which values it may
-    have. temperature 0 and top_p 0 are argmax, and of equal logits the lower id wins. top_k -1
-    becomes 0. Tokens as likely as the last one that top_k keeps are kept, too. Without top_k, top_p
-    keeps at most the MAX_CANDIDATES most likely tokens. seed has 64 bits, and with a seed a token
-    depends on logits and position alone; None takes a random seed. presence_penalty and
-    frequency_penalty do not count the prompt's tokens.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    temperature: float = option(
+        0.0,
+        "0 takes the most likely token; higher values make unlikely tokens more likely.",
+        ge=0,
+        allowed="a number of at least 0",
+        tail="sample",
+    )
+    top_k: int = option(
+        0,
+        f"Draw from this many of the most likely tokens, at most {MAX_CANDIDATES}. 0 and -1 are "
+        "off.",
+        ge=-1,
+        le=MAX_CANDIDATES,
+        allowed=f"0 or -1 (off) to {MAX_CANDIDATES}",
+        tail="truncated",
+    )
+    top_p: float = option(
+        1.0,
+        "Draw from the most likely tokens that together have this probability. 1 is off, 0 takes "
+        "the most likely token.",
+        ge=0,
+        le=1,
+        allowed="0 to 1 (off)",
+        tail="truncated",
+    )
+    seed: int | None = option(
+        None,
+        "The same seed gives the same text, whatever the plan.",
+        ge=0,
+        lt=1 << 64,
+        allowed="0 to 2^64-1",
+        if_none="random",
+    )
+    min_p: float = option(
+        0.0,
+        "Remove tokens less likely than this share of the most likely token's probability. 0 is "
+        "off.",
+        ge=0,
+        le=1,
+        allowed="0 (off) to 1",
+        tail="truncated",
+    )
+    presence_penalty: float = option(
+        0.0,
+        "Subtracted from the logit of every token already generated.",
+        ge=-2,
+        le=2,
+        allowed="-2 to 2 (0 is off)",
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "Subtracted from a token's logit once for each time it was generated.",
+        ge=-2,
+        le=2,
+        allowed="-2 to 2 (0 is off)",
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Divides positive and multiplies negative logits of tokens in the prompt or the output.",
+        ge=0.01,
+        le=100,
+        allowed="0.01 to 100 (1 is off)",
+    )
+    logit_bias: Mapping[int, Annotated[float, Field(ge=-100, le=100)]] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={
+            "help": "Added to the logit of a token, by token id.",
+            "allowed": "-100 to 100",
+            "metavar": "TOKEN=BIAS",
+            "triton": None,
+        },
+    )
 
     def __post_init__(self) -> None:
-        for each in SAMPLING_FIELDS:
-            value = each.checked(getattr(self, each.name))
-            object.__setattr__(self, each.name, value)  # the class is frozen
-        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        if len(self.logit_bias) > MAX_BIASES:
+            raise PassError(
+                f"logit-bias has {len(self.logit_bias)} tokens; at most {MAX_BIASES} are allowed"
+            )
+        object.__setattr__(self, "top_k", max(self.top_k, 0))  # the class is frozen
 
     def resolved(self) -> SamplingParams:
-        """Return the parameters as engines take them: with a seed in place of None (a random one,
-        or 0 for argmax), and with temperature 0 in place of top_p 0."""
+        """Return the parameters with a seed (random, or 0 for argmax), and with temperature 0 in
+        place of top_p 0."""
         seed = self.seed
         if seed is None:
             seed = 0 if self.sampler == "greedy" else int.from_bytes(os.urandom(4))
@@ -77,18 +135,22 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether there are penalties, which depend on the tokens so far (biases do not)."""
         added = self.presence_penalty or self.frequency_penalty
         return bool(added) or self.repetition_penalty != 1
 
     @property
     def changes_logits(self) -> bool:
-        """Whether there are penalties or biases."""
         return bool(self.logit_bias) or self.penalizes
 
     @property
     def sampler(self) -> Sampler:
-        """The cheapest sampler for these parameters."""
+        """The cheapest one."""
         if self.temperature == 0 or self.top_p < MIN_TOP_P:
             return "greedy"
-        return "truncated" if self.top_k or self.top_p < 1 or self.min_p else "sample"
+        truncating = (each for each in TAIL_OPTIONS if each.tail == "truncated")
+        is_truncated = any(getattr(self, each.name) != each.default for each in truncating)
+        return "truncated" if is_truncated else "sample"
+
+
+TAIL_OPTIONS = tuple(each for each in options_of(SamplingParams).values() if each.tail)
+"""Tail inputs [B]: float32, or int64 for whole numbers."""

@@ -1,5 +1,4 @@
-"""Writes the JSON schema of the manifest, for readers in other languages. Run this module with
-`python -m` after a change of the manifest's models or their docstrings."""
+"""Writes the JSON schema of the manifest, for readers in other languages."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ SCHEMA_FILE = Path(__file__).with_name("pass_config.schema.json")
 
 
 def schema_text() -> str:
-    """Return what SCHEMA_FILE must contain. (`bundle.read` checks more than a schema can say.)"""
+    """Return what SCHEMA_FILE must contain."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Manifest.model_json_schema(),

@@ -1,9 +1,7 @@
-"""pass-run batch: answers a .jsonl file of requests with a .jsonl file of results, and continues a
-run that was killed.
+"""pass-run batch: answers a .jsonl file of requests, and continues a run that was killed.
 
-Every result is on disk before the next one is written. Each carries a fingerprint of its request,
-the flags and the bundle, so that a run never continues the results of other requests. With
---retry-failed the new results of failed lines are appended, and sorted in when the run ends.
+Every result is on disk before the next. Its fingerprint of request, flags and bundle keeps a run
+from continuing the results of another.
 """
 
 from __future__ import annotations
@@ -12,10 +10,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +21,29 @@ from rich.console import Console
 from rich.progress import track
 
 from pass_runtime.bundle.manifest import CHAT_TEMPLATE_FILES, Manifest
-from pass_runtime.cli.batch_session import results_of
+from pass_runtime.bundle.read import read_manifest
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.batch_session import LINE_FIELDS, results_of
 from pass_runtime.cli.prompt_io import read_lines
+from pass_runtime.commands.errors import OneLineCommand, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_runtime.files import Line, open_locked, read_text, replacing, to_json
-from pass_runtime.options import GenerateOptions
+from pass_runtime.options import MAX_SLOTS, GenerateOptions, LoadOptions
 from pass_runtime.session import Session
 
 STDOUT = Path("-")
 RESULT_PREFIX = b'{"line": '
-"""The bytes with which every line of a file of results begins."""
 
 
 @dataclass
 class Tally:
-    """Counts the results of a run and of the earlier run that it continues. failed: results that
-    are errors. unexpected: errors that are not the request's fault."""
+    """Counts results, errors, and errors that are not the request's fault."""
 
     results: int = 0
     failed: int = 0
     unexpected: int = 0
 
-    def count(self, result: Mapping[str, Any]) -> None:
+    def count(self, result: Collection[str]) -> None:
         self.results += 1
         self.failed += "error" in result
         self.unexpected += "unexpected" in result
@@ -60,11 +58,8 @@ def run_batch(
     *,
     retry_failed: bool = False,
 ) -> Tally:
-    """Answer the lines of `requests` that have no result yet. A failure becomes the line's result.
-
-    defaults: the values of the flags. model: from `model_identity`. open_session: called only if a
-    line has to be answered. retry_failed: answer those lines again whose result is an error.
-    """
+    """Answer the lines of `requests` that have no result yet; with `retry_failed` also those whose
+    result is an error. model: from `model_identity`. open_session: called if a line is answered."""
     lines = {_fingerprint(model, defaults, line): line for line in read_lines(requests)}
     tally = Tally()
     with closing(ResultFile(results, lines)) as file:
@@ -73,11 +68,7 @@ def run_batch(
                 f"--retry-failed reads the results of an earlier run: {results} is no regular file"
             )
         earlier = file.resume()
-        kept = {
-            key: result
-            for key, result in earlier.items()
-            if not (retry_failed and "error" in result)
-        }
+        kept = {k: names for k, names in earlier.items() if not (retry_failed and "error" in names)}
         keys_to_do = [key for key in lines if key not in kept]
         if earlier:
             last_answered = max(lines[key].number for key in earlier)
@@ -85,9 +76,20 @@ def run_batch(
             repeated = len(earlier) - len(kept)
             note = f", doing {repeated} failed ones again" if repeated else ""
             click.echo(f"continuing after line {last_answered} of {last}{note}", err=True)
-        for result in kept.values():
-            tally.count(result)
-        open_same = partial(_open_same, model, open_session)
+        for names in kept.values():
+            tally.count(names)
+
+        def open_same() -> Session:
+            session = open_session()
+            bundle = session.backend.bundle
+            if model_identity(bundle, session.manifest) == model:
+                return session
+            session.close()
+            raise PassError(
+                f"{bundle} has changed since this run began: put the first bundle back and run "
+                "again to continue, or name another file for the results"
+            )
+
         new_results = results_of(open_same, [lines[key] for key in keys_to_do], defaults)
         console = Console(stderr=True)
         shows_progress = bool(keys_to_do) and console.is_terminal
@@ -104,42 +106,25 @@ def run_batch(
     return tally
 
 
-def _open_same(model: str, open_session: Callable[[], Session]) -> Session:
-    """Open a session. Raises PassError if its bundle is another than the run began with."""
-    session = open_session()
-    bundle = session.backend.bundle
-    if model_identity(bundle, session.manifest) == model:
-        return session
-    session.close()
-    raise PassError(
-        f"{bundle} has changed since this run began: put the first bundle back and run again to "
-        "continue, or name another file for the results"
-    )
-
-
 def _fingerprint(model: str, defaults: GenerateOptions, line: Line) -> str:
-    """Return what identifies a request: a hash of everything on which its result depends."""
     parts = f"{model}\n{defaults}\n{line.number}\n{line.text}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 class ResultFile:
-    """The output of a batch; the path `-` is standard output.
-
-    A regular file can be continued (`resumable`) and is locked against other runs until it is
-    closed or this process ends. A pipe, a terminal or a device can only be appended to.
-    """
+    """The output of a batch. A regular file can be continued (`resumable`), and is locked against
+    other runs; a pipe, a terminal or a device can only be appended to."""
 
     def __init__(self, path: Path, fingerprints: Collection[str]) -> None:
-        """fingerprints: of all requests, in the order of the requests."""
+        """fingerprints: of all requests, in their order."""
         self._path, self._fingerprints = path, fingerprints
         self._spans = dict[str, tuple[int, int]]()  # offset and length of each newest result
         self._end = 0  # the length of the file
         self.resumable = path != STDOUT and (path.is_file() or not path.exists())
+        if path == STDOUT and sys.stdout is None:
+            raise PassError("standard output is closed: name a file for the results")
         try:
             if path == STDOUT:
-                if sys.stdout is None:
-                    raise PassError("standard output is closed: name a file for the results")
                 self._fd = os.dup(sys.stdout.fileno())
             else:
                 self._fd = open_locked(path) if self.resumable else os.open(path, os.O_WRONLY)
@@ -153,11 +138,10 @@ class ResultFile:
     def close(self) -> None:
         os.close(self._fd)
 
-    def resume(self) -> dict[str, dict[str, Any]]:
-        """Return the "error" and "unexpected" fields of the results in the file, by fingerprint,
-        and remove a last line that is incomplete. Raises PassError if a line is no result of these
-        requests."""
-        earlier = dict[str, dict[str, Any]]()
+    def resume(self) -> dict[str, set[str]]:
+        """Return the names of the results' fields by fingerprint, and remove an incomplete last
+        line. Raises PassError if a line is no result of these requests."""
+        earlier = dict[str, set[str]]()
         if not self.resumable:
             return earlier
         with os.fdopen(os.dup(self._fd), "rb") as file:
@@ -167,9 +151,7 @@ class ResultFile:
                     result = _parse(line)
                     key = str(result.get("request"))
                     is_ours = key in self._fingerprints
-                    earlier[key] = {
-                        name: result[name] for name in ("error", "unexpected") if name in result
-                    }
+                    earlier[key] = set(result)
                     self._record(key, len(line))
                 else:
                     is_ours = line.startswith(RESULT_PREFIX[: len(line)])
@@ -185,7 +167,7 @@ class ResultFile:
         return earlier
 
     def append(self, key: str, result: dict[str, Any]) -> None:
-        """Append the result of a request. In a regular file it is on disk when this returns."""
+        """Append a result. In a regular file it is then on disk."""
         line = to_json(result).encode() + b"\n"
         unwritten = memoryview(line)
         try:
@@ -200,8 +182,7 @@ class ResultFile:
             raise self._failure(error) from None
 
     def sort(self) -> None:
-        """Put the results in the order of the requests, and keep only the newest of each. A file
-        that is in order is left as it is."""
+        """Put the newest result of each request in the order of the requests."""
         spans = [self._spans[key] for key in self._fingerprints if key in self._spans]
         if spans == sorted(spans) and sum(length for _, length in spans) == self._end:
             return
@@ -219,8 +200,7 @@ class ResultFile:
 
 
 def model_identity(bundle: Path, manifest: Manifest) -> str:
-    """Return a hash of all parts of a bundle that decide what it writes: its files, the chat
-    template, the special tokens and the acceptance rule."""
+    """Return a hash of what decides what a bundle writes."""
     # Only the default template is ever used, since lines have no tools.
     file, model = bundle / CHAT_TEMPLATE_FILES["default"], manifest.model
     template = read_text(file) if file.is_file() else ""
@@ -230,9 +210,70 @@ def model_identity(bundle: Path, manifest: Manifest) -> str:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line; {} if it has none."""
     try:
         result = json.loads(line)
     except ValueError:
         return {}
     return result if isinstance(result, dict) else {}
+
+
+@click.command(
+    cls=OneLineCommand,
+    epilog="Fields: " + ", ".join(LINE_FIELDS) + ".",
+)
+@opts.BUNDLE
+@click.argument("requests", type=opts.PATH)
+@click.argument("results", type=opts.PATH)
+@opts.generation_options
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Line n is sampled with this seed + n - 1.",
+)
+@opts.LOGPROBS
+@opts.load_flags("max_batch_size", "speculative_max_concurrency", "prefix_cache", "logprobs_mode")
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="Answer the lines again whose result in RESULTS is an error.",
+)
+@click.option("--fail-on-error", is_flag=True, help="End with status 1 if any line failed.")
+@one_line_errors
+def batch(
+    bundle: Path,
+    requests: Path,
+    results: Path,
+    retry_failed: bool,
+    fail_on_error: bool,
+    **options: Any,
+) -> None:
+    """Answer every line of a .jsonl file, several together, with results in order. A run that was
+    stopped goes on if it is started again.
+
+    A line is {"prompt": text} or {"messages": [...]}, with any of the fields below, which override
+    the flags. "json_schema" and "grammar" are the schema and the grammar, not names of files.
+
+    If a line fails, its result has an "error", and the other lines are answered. The status is 1 if
+    an error is not the line's fault ("unexpected": true), or, with --fail-on-error, if there is any
+    error.
+
+    `-` is standard input or standard output. Results that go to a pipe or a device cannot be
+    continued. "line" in a result is the number of the line in REQUESTS, blank lines counted.
+    """
+    require("cpu")
+    request = opts.generate_options(options)
+    # `results_of` submits two lines per slot.
+    loading = LoadOptions(**options, max_queue=2 * MAX_SLOTS)
+    model = model_identity(bundle, read_manifest(bundle))
+    tally = run_batch(
+        requests,
+        results,
+        request,
+        model,
+        lambda: opts.open_bundle(bundle, loading),
+        retry_failed=retry_failed,
+    )
+    if tally.unexpected or (tally.failed and fail_on_error):
+        sys.exit(1)

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from pass_runtime.cli.request_line import parse_request
+from pass_runtime.cli.flags import CONSTRAINT_FIELDS, as_constraint
+from pass_runtime.cli.prompt_io import checked_messages
 from pass_runtime.errors import PassError
 from pass_runtime.files import Line, to_json
 from pass_runtime.generation import Generation
-from pass_runtime.options import GenerateOptions
+from pass_runtime.options import REQUEST_OPTIONS, GenerateOptions
 from pass_runtime.session import Session
 
 MAX_FAILED_SESSIONS = 3
 """The run ends when this many sessions in a row have failed."""
+LINE_FIELDS = ("id", "prompt", "messages", *REQUEST_OPTIONS, *CONSTRAINT_FIELDS)
+
+
+def line_options(
+    line: Mapping[str, Any], defaults: GenerateOptions, number: int
+) -> GenerateOptions:
+    """Return the options of the request in line `number`, from 1. The line's fields override
+    `defaults`; its seed is by default theirs + number - 1."""
+    fields = {name: value for name, value in line.items() if value is not None}
+    for name in ("id", "prompt", "messages"):
+        fields.pop(name, None)
+    for name in fields:
+        if name not in LINE_FIELDS:
+            raise PassError(f"there is no field {name!r}; pass-run batch --help lists the fields")
+    constraint = {name: fields.pop(name) for name in CONSTRAINT_FIELDS if name in fields}
+    if constraint:
+        fields["constraint"] = as_constraint(constraint)
+    if isinstance(biases := fields.get("logit_bias"), dict):
+        fields["logit_bias"] = {_token_id(key): bias for key, bias in biases.items()}
+    return defaults.with_fields(**{"seed": (defaults.sampling.seed or 0) + number - 1} | fields)
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise PassError(f"logit_bias: {key!r} is not a token id") from None
 
 
 class LineGeneration:
-    """The generation for one line. Any failure, even to begin, becomes the line's result."""
+    """The generation for a line. Any failure becomes the line's result."""
 
     def __init__(self, session: Session, line: Line, defaults: GenerateOptions) -> None:
         self.session = session
@@ -28,20 +56,22 @@ class LineGeneration:
         try:
             value = line.object()
             self._id = {"id": value["id"]} if "id" in value else {}
-            request = parse_request(value)
-            options = request.options(defaults, line.number)
-            if request.messages is None:
-                self._generation = session.generate(request.prompt or "", options)
+            options = line_options(value, defaults, line.number)
+            prompt, messages = value.get("prompt"), value.get("messages")
+            if (prompt is None) == (messages is None):
+                raise PassError('a request needs "prompt" or "messages", and not both')
+            if messages is not None:
+                self._generation = session.chat(checked_messages(messages), options)
+            elif isinstance(prompt, str):
+                self._generation = session.generate(prompt, options)
             else:
-                self._generation = session.chat(
-                    [message.plain() for message in request.messages], options
-                )
+                raise PassError("prompt must be a string")
         except Exception as error:
             self._generation = error
 
     def wait(self) -> dict[str, Any]:
-        """Wait for the result and return its fields. Those of a failure are "error", and
-        "unexpected" if it is not the request's fault. The line's "id" comes before them."""
+        """Return the fields of the result: "error" of a failure, and "unexpected" if it is not the
+        request's fault. The line's "id" comes first."""
         try:
             if isinstance(self._generation, Exception):
                 raise self._generation
@@ -57,12 +87,10 @@ class LineGeneration:
 def results_of(
     open_session: Callable[[], Session], lines: Sequence[Line], defaults: GenerateOptions
 ) -> Iterator[dict[str, Any]]:
-    """Yield the results of all lines, in order, each as soon as it is complete. Two lines per slot
-    are submitted ahead, so that no slot waits for a line.
+    """Yield the results of all lines, in order. Two lines per slot are submitted ahead.
 
-    A pass that fails ends all sequences in it, and a session that fails (`Session.closed`) ends all
-    its sequences. Any of them may be the cause. So a line with an unexpected error is answered
-    again, alone, in a session that works. If it fails again, the line is the cause.
+    A pass or a session that fails ends all its sequences, and any of them may be the cause. So a
+    line with an unexpected error is answered again, alone, in a session that works.
     """
     if not lines:
         return

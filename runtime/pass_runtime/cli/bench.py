@@ -7,32 +7,36 @@ import itertools
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import click
 from rich.console import Console
 from rich.progress import track
 
-from pass_runtime.bundle.plan import MODES
+from pass_runtime.bundle.option import option, options_class
+from pass_runtime.bundle.plan import PLAN_NAMES
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.cli.bench_rows import Breakdown, SaveReport
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.bench_rows import Breakdown, RowsOptions, SaveReport, measure_rows, print_rows
 from pass_runtime.cli.prompt_io import read_prompts
+from pass_runtime.cli.tables import print_plans
+from pass_runtime.commands.errors import OneLineCommand, one_line_errors, require
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json, write_whole
 from pass_runtime.measuring.lossless import first_difference, loop_start, run_tokens
 from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, in_turns, read_prompt_set
-from pass_runtime.options import GenerateOptions
+from pass_runtime.options import DraftSource, GenerateOptions, LoadOptions
 from pass_runtime.packages import installed
 from pass_runtime.session import Session
 
-PLANS = (*MODES, "auto")
 DEFAULT_CONTENDERS: Mapping[str, Mapping[str, str]] = {
     "ar": {"plan": "ar"},
     "auto (lookahead)": {"plan": "auto", "draft": "lookahead"},
@@ -40,29 +44,29 @@ DEFAULT_CONTENDERS: Mapping[str, Mapping[str, str]] = {
 }
 """What is compared by default: options of a request, by the name in the tables."""
 MAX_LABEL_CHARS = 32
-"""The length at which the label of a prompt is cut off."""
 HTML_COLUMNS = 100
-"""The width of the tables in an .html report."""
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@options_class
 class BenchOptions:
-    """What to compare. prompts, prompt_file: without either, FIRST_LOOK_PROMPTS. plans, drafts,
-    lookahead: values of `plan`, `draft` and `lookahead` of a request; all combinations are
-    compared. repeat: the number of rounds. batches: numbers of sequences to run together; () runs
-    them one by one. breakdown: whether to time single passes too."""
+    """What to compare: all combinations of plans, drafts and lookahead. batches: how many sequences
+    run together; () runs them one by one."""
 
+    label_prefix: ClassVar[str] = "--"
     sampling: SamplingParams
-    prompts: tuple[str, ...] = ()
-    prompt_file: Path | None = None
-    max_new_tokens: int = 48
-    plans: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ()
-    lookahead: tuple[int, ...] = ()
-    repeat: int = 3
-    batches: tuple[int, ...] = ()
-    breakdown: bool = False
+    prompts: Sequence[str] = option(
+        (), "A prompt, without a chat template. Without any: nine prompts.", flag="-p --prompt"
+    )
+    prompt_file: Path | None = option(None, '.jsonl with {"prompt": text} on each line.')
+    max_new_tokens: int = option(48, "Tokens per prompt; EOS is ignored.")
+    plans: Sequence[str] = option(
+        (), "Plans to compare; ratios are to the first. Without any: see above.", flag="--plan"
+    )
+    drafts: Sequence[DraftSource] = option((), "Draft sources to compare.", flag="--draft")
+    lookahead: Sequence[int] = option((), "Drafts per pass. Without any: the bundle's L.")
+    repeat: int = option(3, "Rounds; every round runs every plan once.", ge=1)
+    batches: Sequence[int] = ()
+    breakdown: bool = option(False, "Also time single passes of each plan, trunk and tail.")
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
         """Return the token ids of the prompts, by the labels that the prompts have in tables."""
@@ -83,8 +87,7 @@ def _label(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class TimedRun:
-    """What a plan did with prompts that were submitted together. token_ids, stats: of each prompt.
-    seconds: how long it took, as `Contender` counts the time."""
+    """What a plan did with prompts that were submitted together. seconds: as `Contender` counts."""
 
     token_ids: list[list[int]]
     stats: list[Stats]
@@ -101,9 +104,8 @@ def tokens_per_second(runs: Sequence[TimedRun]) -> float:
 
 @dataclass
 class Contender:
-    """A plan in the comparison, with its measurements. batch: how many prompts run together, in
-    which case the time includes prefill; None: prompts run one by one, and only decoding is timed.
-    rounds: the runs of each round, in the order of the prompts."""
+    """A plan in the comparison. batch: how many prompts run together, timed with prefill; None:
+    they run one by one, and only decoding is timed. rounds: the runs of each round."""
 
     name: str
     options: GenerateOptions
@@ -111,7 +113,6 @@ class Contender:
     rounds: list[list[TimedRun]] = field(default_factory=list)
 
     def run(self, session: Session, prompts: Sequence[list[int]]) -> TimedRun:
-        """Run up to `batch` prompts together, or a single prompt if `batch` is None."""
         started = time.perf_counter()
         if self.batch is None:
             streams = [run_tokens(session, prompt, self.options) for prompt in prompts]
@@ -124,13 +125,13 @@ class Contender:
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """The token ids that were generated for each prompt in the first round."""
+        """The token ids for each prompt in the first round."""
         return [ids for run in self.rounds[0] for ids in run.token_ids]
 
     def as_dict(self, baseline: Contender, labels: Sequence[str]) -> dict[str, Any]:
         """Return the plan's entry in the report. labels: of the prompts."""
         stats_by_round = [[stats for run in runs for stats in run.stats] for runs in self.rounds]
-        # Passes are counted for each round, because `auto` may need other passes for the same text.
+        # `auto` may need other passes for the same text.
         sums = [sum_stats(parts) for parts in stats_by_round]
         total = sum_stats(sums)
         decode = [sum(stats.decode_seconds for stats in parts) for parts in stats_by_round]
@@ -167,7 +168,6 @@ class Contender:
         return entry
 
     def _speed(self, baseline: Contender, part: slice) -> dict[str, float]:
-        """Return medians over rounds of speed and ratio. part: which runs of a round count."""
         speeds = [tokens_per_second(runs[part]) for runs in self.rounds]
         baseline_speeds = [tokens_per_second(runs[part]) for runs in baseline.rounds]
         ratio = statistics.median(a / b for a, b in zip(speeds, baseline_speeds, strict=True))
@@ -175,7 +175,6 @@ class Contender:
 
 
 def sum_stats(parts: Sequence[Stats]) -> Stats:
-    """Return the sums of the counts of several generations with one plan."""
     total = Stats(plan=parts[0].plan, lookahead=parts[0].lookahead)
     for stats in parts:
         for name in ("generated_tokens", "passes", "emitted", "steps", "drafted", "accepted"):
@@ -188,8 +187,8 @@ def sum_stats(parts: Sequence[Stats]) -> Stats:
 def run_bench(
     session: Session, request: BenchOptions, save: SaveReport = lambda _report: None
 ) -> dict[str, Any]:
-    """Time plans against each other and return the report, without the fields of `about`. Prompts
-    are repeated to fill the largest batch. save: gets the report after each round but the last."""
+    """Time plans against each other and return the report. Prompts are repeated to fill the largest
+    batch. save: gets the report after each round but the last."""
     encoded = request.encoded(session)
     prompt_count = max([len(encoded), *request.batches])
     labels = list(itertools.islice(itertools.cycle(encoded), prompt_count))
@@ -219,8 +218,13 @@ def run_bench(
             "plans": [entry(contender) for contender in contenders],
         }
 
-    rounds = in_turns(_calls(session, contenders, prompts), request.repeat)
-    for runs_by_call in _with_progress(rounds, request.repeat):  # the runs in all rounds so far
+    rounds: Iterable[dict[tuple[str, int], list[TimedRun]]] = in_turns(
+        _calls(session, contenders, prompts), request.repeat
+    )
+    console = Console(stderr=True)
+    if console.is_terminal:
+        rounds = track(rounds, "bench", request.repeat, console=console, transient=True)
+    for runs_by_call in rounds:  # the runs in all rounds so far
         for contender in contenders:
             by_prompt = [runs for (name, _), runs in runs_by_call.items() if name == contender.name]
             contender.rounds = [list(runs) for runs in zip(*by_prompt, strict=True)]
@@ -235,8 +239,8 @@ def run_bench(
 def _calls(
     session: Session, contenders: Sequence[Contender], prompts: Sequence[list[int]]
 ) -> dict[tuple[str, int], Callable[[], TimedRun]]:
-    """Return the calls of a round, in order, by a contender's name and the index of the first
-    prompt that the call runs. All contenders run a prompt before any of them runs the next one."""
+    """Return the calls of a round by contender and index of the first prompt. All contenders run a
+    prompt before any of them runs the next one."""
     calls: dict[tuple[str, int], Callable[[], TimedRun]] = {}
     for first in range(len(prompts)):
         for contender in contenders:
@@ -248,16 +252,9 @@ def _calls(
     return calls
 
 
-def _with_progress(rounds: Iterable[T], count: int) -> Iterable[T]:
-    """Show a progress bar over the rounds if stderr is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return rounds
-    return track(rounds, "bench", count, console=console, transient=True)
-
-
 def about(session: Session) -> dict[str, Any]:
     """Return the fields of a report that describe the bundle and the machine."""
+    packages = " and ".join(f"{name} {number}" for name, number in installed().items())
     return {
         "bundle": session.manifest.model.name,
         "dtype": session.manifest.model.dtype,
@@ -265,34 +262,23 @@ def about(session: Session) -> dict[str, Any]:
         "device": session.backend.capabilities.device,
         "uncaptured": session.backend.uncaptured,
         "kernels": session.backend.capabilities.kernels,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_onnx_runtime()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {packages or 'onnxruntime'}",
     }
 
 
-def _onnx_runtime() -> str:
-    """Return the installed packages of ONNX Runtime, with their versions."""
-    packages = " and ".join(f"{name} {number}" for name, number in installed().items())
-    return packages or "onnxruntime of no known package"
-
-
 def write_json(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report to `output`, unless it is an .html file, which `show_report` writes."""
-    if output is not None and not is_html(output):
+    """Write the report to `output`, unless that is an .html file."""
+    if output is not None and output.suffix != ".html":
         write_whole(output, to_json(report, indent=2) + "\n")
-
-
-def is_html(output: Path) -> bool:
-    return output.suffix == ".html"
 
 
 def show_report(
     report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
-    """Print the report as tables or as JSON, and write it to `output` as JSON, or as HTML if
-    `output` is an .html file. print_report: prints the tables to standard output, or to the console
-    that is its second argument."""
+    """Print the report, and write it to `output`. print_report: prints its tables, by default to
+    standard output."""
     write_json(report, output)
-    if output is not None and is_html(output):
+    if output is not None and output.suffix == ".html":
         console = Console(record=True, file=StringIO(), width=HTML_COLUMNS)
         print_report(report, console)
         write_whole(output, console.export_html())
@@ -305,9 +291,8 @@ def show_report(
 def _compare(
     session: Session, prompts: list[list[int]], contenders: list[Contender]
 ) -> dict[str, list[str] | None]:
-    """Compare the tokens of all contenders with those of the first. A difference is one of
-    `near_ties` if windows of different widths may round differently on this engine, and rounding
-    could have swapped the tokens. All others are `differences`."""
+    """Compare the tokens of all contenders with those of the first. `near_ties` are differences
+    where windows may round differently and rounding could have swapped the tokens."""
     near_ties, differences = list[str](), list[str]()
     baseline, *others = contenders
     if session.manifest.rule == "rejection" and baseline.options.sampling.temperature > 0:
@@ -323,15 +308,14 @@ def _compare(
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Return a contender for each requested combination of plan, draft source and look-ahead, by
-    default DEFAULT_CONTENDERS. Combinations that mean the same plan are one contender."""
+    """Return a contender for each combination that means another plan."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.resolved()  # one seed, so that all plans write the same text
     combinations: list[Mapping[str, Any]] = [
         {"plan": plan, "draft": None if plan == "ar" else draft, "lookahead": lookahead}
         for plan, draft, lookahead in itertools.product(
-            request.plans or PLANS, request.drafts or (None,), lookaheads
+            request.plans or (*PLAN_NAMES, "auto"), request.drafts or (None,), lookaheads
         )
     ]
     if not (request.plans or request.drafts or request.lookahead):
@@ -350,14 +334,13 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
     resolved = session.resolve(options)
-    name, drafts = resolved.mode, max(resolved.lookahead_drafts, resolved.ngram_drafts)
+    name, drafts = resolved.plan_name, max(resolved.lookahead_drafts, resolved.ngram_drafts)
     shape = "" if ":" in name or not drafts else f" L={drafts}"
     return name.removesuffix("+ngram") + shape + (" +ngram" if name.endswith("+ngram") else "")
 
 
-def parse_sizes(flag: str, unit: str, example: str, text: str | None) -> tuple[int, ...]:
-    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to (). Raises PassError, whose message names the
-    flag, the unit of the numbers and an example."""
+def _sizes(_: click.Context, flag: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to ()."""
     if text is None:
         return ()
     try:
@@ -365,5 +348,92 @@ def parse_sizes(flag: str, unit: str, example: str, text: str | None) -> tuple[i
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise PassError(f"{flag} must list numbers of {unit}, as in {example}, not {text!r}")
+        raise PassError(f"{flag.opts[0]} must list numbers, as in 1,2,5, not {text!r}")
     return sizes
+
+
+@click.command(cls=OneLineCommand)
+@opts.BUNDLE
+@opts.flags_of(BenchOptions, "prompts", "prompt_file", "max_new_tokens")
+@opts.sampling_options
+@opts.flags_of(BenchOptions, "plans", "drafts", "lookahead")
+@click.option(
+    "--batch",
+    "batches",
+    callback=_sizes,
+    help="Numbers of sequences to run together, as 1,2,4,8.  [default: one by one]",
+)
+@click.option(
+    "--rows",
+    callback=_sizes,
+    help="Time not plans, but single passes of windows with 1,2,3,5,9 rows, for example.",
+)
+@click.option(
+    "--cached", type=click.IntRange(0), default=200, show_default=True, help="Tokens before --rows."
+)
+@opts.flags_of(BenchOptions, "repeat", "breakdown")
+@opts.load_flags()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option(
+    "-o",
+    "--output",
+    type=opts.PATH,
+    help="Also write JSON to this file after every round; to an .html file, tables at the end.",
+)
+@one_line_errors
+def bench(
+    bundle: Path,
+    rows: tuple[int, ...],
+    cached: int,
+    as_json: bool,
+    output: Path | None,
+    **options: Any,
+) -> None:
+    """Time plans against each other, in alternation, and report medians over rounds.
+
+    By default the plans are plain decoding (ar), auto with look-ahead drafts only, and auto, on
+    three chat, three text and three code prompts that no weights were trained on. The status is 1
+    if the plans write different texts.
+
+    Without --batch, prompts run one by one, and tokens/s is that of decoding, without prefill. With
+    --batch it is that of all sequences together, with prefill. ms/pass never includes prefill. tau
+    is tokens per pass.
+
+    --breakdown adds columns. host: the part of ms/pass outside the engine. trunk, tail:
+    milliseconds of single passes. cost: both together, relative to a pass of ar. predicted: the
+    speed if a pass took only these.
+
+    With --rows, every round times ten passes of each window, with and without look-ahead rows. The
+    KV capacity is --capacity if given, else the smallest that holds --cached tokens and the window.
+    """
+    require("cpu")
+    request = opts.take(BenchOptions, options, sampling=opts.take(SamplingParams, options))
+    if rows:
+        why = "--rows times single passes of windows"
+        opts.refuse_given(why, "plans", "drafts", "lookahead", "breakdown", "max_new_tokens")
+    else:
+        opts.refuse_given("it is for --rows", "cached")
+    loading = LoadOptions(
+        **options, max_batch_size=max(request.batches, default=1), prefix_cache=False
+    )
+    session = opts.open_bundle(bundle, loading)
+
+    def save(report: dict[str, Any]) -> None:
+        write_json(about(session) | report, output)
+
+    if rows:
+        timing = RowsOptions(
+            request.sampling,
+            rows,
+            request.batches or (1,),
+            cached,
+            whole_cache=loading.capacity is not None,
+            repeat=request.repeat,
+        )
+        report = measure_rows(session, timing, request.encoded(session).values(), save)
+    else:
+        report = run_bench(session, request, save)
+    print_report = print_rows if rows else print_plans
+    show_report(about(session) | report, print_report, as_json=as_json, output=output)
+    if report.get("differences"):
+        sys.exit(1)

@@ -1,8 +1,4 @@
-"""pass-run bench --rows and --breakdown: times the trunk and the tail of single passes.
-
---rows times windows of given numbers of rows. --breakdown times the passes of every plan that is
-compared, and predicts the plan's speed from them.
-"""
+"""pass-run bench --rows and --breakdown: times trunk and tail of single passes."""
 
 from __future__ import annotations
 
@@ -14,100 +10,82 @@ from typing import Any
 
 from rich.console import Console
 
-from pass_runtime.backends.base import Capabilities, PassKind
-from pass_runtime.bundle.plan import (
-    Plan,
-    ar_plan,
-    draft_plan,
-    fused_plan,
-    prefill_plan,
-    verify_plan,
-)
+from pass_runtime.backends.base import Batch
 from pass_runtime.bundle.sampling import SamplingParams
+from pass_runtime.bundle.window import (
+    Window,
+    ar_window,
+    draft_window,
+    fused_window,
+    prefill_window,
+    verify_window,
+)
 from pass_runtime.cli.tables import OutputConsole, show_rows
-from pass_runtime.decode.runner import Runner
+from pass_runtime.decode.engine import Engine
 from pass_runtime.decode.sequence import SequenceState
 from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import in_turns, pass_seconds
 from pass_runtime.options import GenerateOptions
 from pass_runtime.session import Session
+from pass_runtime.tuning.auto import Auto
 
 SaveReport = Callable[[dict[str, Any]], None]
 
 
 class Breakdown:
-    """Times trunk and tail in the passes of every plan.
-
-    `auto` and plans with n-gram drafts have no breakdown, because they choose their passes while
-    they decode.
-    """
+    """Times trunk and tail in the passes of plans. `auto` and plans with n-gram drafts have none:
+    they choose their passes while they decode."""
 
     def __init__(
         self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]
     ) -> None:
-        """plans: what `--plan` and `--draft` named (modes): by name, the options, and how many
-        sequences run together (None: one by one)."""
+        """plans: by name, the options, and how many sequences run together (None: one by one)."""
         self._session = session
-        self._ar_passes = {name: self._ar_pass(*plan) for name, plan in plans.items()}
-        self._cycles = {name: self._cycle(name, options) for name, (options, _) in plans.items()}
-        self._seconds: dict[PassKind, list[tuple[float, float]]] = {
-            kind: []
-            for kinds in (self._ar_passes.values(), *self._cycles.values())
-            for kind in kinds
+        self._passes: dict[str, list[Batch]] = {}  # of ar, then those of the plan
+        for name, (options, batch) in plans.items():
+            slots = session.backend.capabilities.batch_size(batch or 1)
+            ar = Batch(ar_window(), slots, options.sampling.sampler)
+            resolved = session.resolve(options)
+            fixed = None if resolved.ngram_drafts else resolved.plan
+            windows = () if fixed is None else fixed.windows
+            self._passes[name] = [ar, *(replace(ar, window=window) for window in windows)]
+        self._seconds: dict[Batch, list[tuple[float, float]]] = {
+            kind: [] for kinds in self._passes.values() for kind in kinds
         }
 
-    def _ar_pass(self, options: GenerateOptions, batch: int | None) -> PassKind:
-        slots = self._session.backend.capabilities.batch_size(batch or 1)
-        return PassKind(ar_plan(), slots, options.sampling.sampler)
-
-    def _cycle(self, name: str, options: GenerateOptions) -> list[PassKind]:
-        resolved = self._session.resolve(options)
-        plans = () if resolved.cycle is None or resolved.ngram_drafts else resolved.cycle.plans
-        return [replace(self._ar_passes[name], plan=plan) for plan in plans]
-
     def time(self) -> None:
-        """Time the passes of every plan. Call it after each round of the bench, whose requests have
-        made the KV cache as large as it is to be timed."""
+        """Time the passes of every plan, with the KV cache as the last requests left it."""
         for kind, seconds in self._seconds.items():
-            seconds.append(self._session.call(lambda runner, kind=kind: pass_seconds(runner, kind)))  # type: ignore[misc]
+            seconds.append(self._session.call(lambda engine, kind=kind: pass_seconds(engine, kind)))  # type: ignore[misc]
 
     def as_dict(self, name: str, tau: float) -> dict[str, float | None]:
-        """Return the fields of a plan in the report, which are None without a breakdown. Trunk and
-        tail are means over the plan's passes. The prediction is the speed of one sequence if a pass
-        took trunk and tail alone, and cost is the sum of both relative to that of an `ar` pass."""
+        """Return the fields of a plan in the report; None without a breakdown. The prediction is
+        the speed of one sequence if a pass took trunk and tail alone, and cost is the time of both
+        relative to `ar`."""
         names = (
-            "trunk_milliseconds",
-            "tail_milliseconds",
-            "predicted_tokens_per_second_each",
-            "cost",
+            *("trunk_milliseconds", "tail_milliseconds"),
+            *("predicted_tokens_per_second_each", "cost"),
         )
-        if not (kinds := self._cycles[name]):
+        ar, *times = map(self._median, self._passes[name])
+        if not times:
             return dict.fromkeys(names)
-        times = [self._median(kind) for kind in kinds]
         trunk, tail = (statistics.mean(seconds) for seconds in zip(*times, strict=True))
-        ar = sum(self._median(self._ar_passes[name]))
-        values = (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / ar)
+        values = (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / sum(ar))
         return dict(zip(names, values, strict=True))
 
-    def _median(self, kind: PassKind) -> tuple[float, float]:
-        """Return the median seconds of trunk and tail over rounds."""
+    def _median(self, kind: Batch) -> tuple[float, float]:
         trunk, tail = (statistics.median(part) for part in zip(*self._seconds[kind], strict=True))
         return trunk, tail
 
 
-MAX_LISTED_ROW_COUNTS = 8
-"""The most row counts that an error lists one by one."""
-
-
 @dataclass(frozen=True)
 class RowsOptions:
-    """Which passes to time. rows: numbers of rows in a window. batches: numbers of slots in a pass;
-    all combinations of both are timed. cached: the number of tokens in each slot's KV cache.
-    whole_cache: whether to use the largest KV capacity, and not the smallest that is enough."""
+    """Which passes to time: all combinations of rows and slots (`batches`). cached: tokens in each
+    slot's KV cache. whole_cache: use the largest KV capacity, not the least that is enough."""
 
     sampling: SamplingParams
     rows: tuple[int, ...]
-    batches: tuple[int, ...] = (1,)
+    batches: Sequence[int] = (1,)
     cached: int = 200
     whole_cache: bool = False
     repeat: int = 3
@@ -119,111 +97,98 @@ def measure_rows(
     prompts: Iterable[list[int]],
     save: SaveReport = lambda _report: None,
 ) -> dict[str, Any]:
-    """Time passes and return the report. In each round every kind of pass is run several times in
-    succession. A time is the median over rounds of the medians in each round.
-
-    The slots hold the tokens of `prompts`, repeated if necessary. Every ratio is to a pass with one
-    row over the same number of slots, which is always timed. save: called after every round but the
-    last, with the report so far.
-    """
-    requested = [plan for rows in request.rows for plan in allowed_windows(rows, session)]
-    plans = list(dict.fromkeys([ar_plan(), *requested]))
-    runner = filled_runner(
-        session, request, sum(prompts, list[int]()), max(plan.width for plan in plans)
+    """Time passes over slots that hold the tokens of `prompts`, and return the report, of medians
+    over rounds. Ratios are to one row over the same number of slots. save: gets the report after
+    every round but the last."""
+    requested = [each for rows in request.rows for each in allowed_windows(rows, session)]
+    windows = list(dict.fromkeys([ar_window(), *requested]))
+    engine = filled_engine(
+        session, request, sum(prompts, list[int]()), max(window.width for window in windows)
     )
     kinds = [
-        PassKind(plan, batch, request.sampling.sampler)
+        Batch(window, batch, request.sampling.sampler)
         for batch in request.batches
-        for plan in plans
+        for window in windows
     ]
 
-    def seconds_of(kind: PassKind) -> tuple[float, float]:
-        return session.call(lambda _: pass_seconds(runner, kind, tail=_has_tail(kind.plan)))
+    def seconds_of(kind: Batch) -> tuple[float, float]:
+        return session.call(lambda _: pass_seconds(engine, kind, tail=_has_tail(kind.window)))
 
     calls = {kind: partial(seconds_of, kind) for kind in kinds}
     for number, seconds in enumerate(in_turns(calls, request.repeat), 1):
         if number < request.repeat:
-            save(_report(request, runner, seconds))
-    return _report(request, runner, seconds)
+            save(_report(request, engine, seconds))
+    return _report(request, engine, seconds)
 
 
-def _has_tail(plan: Plan) -> bool:
-    """Return whether passes of a plan have a tail: those that read part of a prompt have none."""
-    return plan != prefill_plan(plan.width)
+def _has_tail(window: Window) -> bool:
+    """Whether passes of a window have a tail: those that read prompts have none."""
+    return window != prefill_window(window.width)
 
 
 def _report(
-    request: RowsOptions, runner: Runner, seconds: dict[PassKind, list[tuple[float, float]]]
+    request: RowsOptions, engine: Engine, seconds: dict[Batch, list[tuple[float, float]]]
 ) -> dict[str, Any]:
-    def row(kind: PassKind) -> dict[str, Any]:
+    def row(kind: Batch) -> dict[str, Any]:
         trunks, tails = zip(*seconds[kind], strict=True)
-        ar_trunks, _ = zip(*seconds[PassKind(ar_plan(), kind.batch, kind.sampler)], strict=True)
+        ar_trunks, _ = zip(*seconds[Batch(ar_window(), kind.size, kind.sampler)], strict=True)
         return {
-            "rows": kind.plan.width,
-            "window": kind.plan.name,
-            "lookahead_rows": sum(kind.plan.groups),
-            "batch": kind.batch,
+            "rows": kind.window.width,
+            "window": kind.window.name,
+            "lookahead_rows": sum(kind.window.groups),
+            "batch": kind.size,
             "trunk_milliseconds": 1e3 * statistics.median(trunks),
             "ratio": statistics.median(a / b for a, b in zip(trunks, ar_trunks, strict=True)),
-            "tail_milliseconds": 1e3 * statistics.median(tails) if _has_tail(kind.plan) else None,
+            "tail_milliseconds": 1e3 * statistics.median(tails) if _has_tail(kind.window) else None,
         }
 
     return {
         "sampling": asdict(request.sampling),
         "repeat": len(next(iter(seconds.values()))),
         "cached": request.cached,
-        "capacity": runner.backend.capacity,
+        "capacity": engine.backend.capacity,
         "rows": [row(kind) for kind in seconds],
     }
 
 
-def windows(rows: int, lookahead: int) -> list[Plan]:
-    """Return the windows of `rows` rows that are worth timing. lookahead: L of the bundle.
-
-    For 1 row that is `ar`. For up to L + 1 rows: drafts without look-ahead rows, look-ahead rows
-    without drafts (the two windows of `two-pass`), and the `fused` window with the fewest drafts if
-    there is one. For more rows: this `fused` window, and a chunk of a prompt to compare it with;
-    nothing if there is no such window.
-    """
+def windows(rows: int, lookahead: int) -> list[Window]:
+    """Return the windows of `rows` rows that are worth timing: with drafts, with look-ahead rows,
+    and the fused one with the fewest drafts; for more than L + 1 rows, a chunk of a prompt in place
+    of the first two. lookahead: L of the bundle."""
     if rows == 1:
-        return [ar_plan()]
+        return [ar_window()]
     is_short = rows - 1 <= lookahead
-    others = [verify_plan(rows - 1), draft_plan(rows - 1)] if is_short else [prefill_plan(rows)]
+    others = (
+        [verify_window(rows - 1), draft_window(rows - 1)] if is_short else [prefill_window(rows)]
+    )
     for drafts in range(1, lookahead + 1):
         # They make drafts + 1 groups. Each has `drafts` rows at most, those of the next window.
         lookahead_rows = rows - 1 - drafts
         if 1 <= lookahead_rows <= drafts * (drafts + 1):
             size, larger = divmod(lookahead_rows, drafts + 1)
-            return [*others, fused_plan([size + (group < larger) for group in range(drafts + 1)])]
+            return [*others, fused_window([size + (group < larger) for group in range(drafts + 1)])]
     return others if is_short else []
 
 
-def allowed_windows(rows: int, session: Session) -> list[Plan]:
+def allowed_windows(rows: int, session: Session) -> list[Window]:
     """Return the `windows` that the session's engine can run. Raises PassError if none can be."""
     lookahead, capabilities = session.manifest.lookahead.length, session.backend.capabilities
-    plans = _allowed(rows, lookahead, capabilities)
-    if not plans:
+    allowed = [each for each in windows(rows, lookahead) if capabilities.allows([each])]
+    if not allowed:
         widest = 1 + lookahead + (lookahead + 1) * lookahead  # root, drafts, and full groups
-        possible = [str(n) for n in range(1, widest + 1) if _allowed(n, lookahead, capabilities)]
-        are_few = len(possible) <= MAX_LISTED_ROW_COUNTS
-        counts = ", ".join(possible) if are_few else f"1 to {possible[-1]}"
         raise PassError(
-            f"--rows {rows}: no window has so many rows; choose from {counts} for this bundle"
+            f"--rows {rows}: this bundle has no such window here; its widest has {widest} rows"
         )
-    return plans
+    return allowed
 
 
-def _allowed(rows: int, lookahead: int, capabilities: Capabilities) -> list[Plan]:
-    return [plan for plan in windows(rows, lookahead) if capabilities.allows([plan])]
-
-
-def filled_runner(
+def filled_engine(
     session: Session, request: RowsOptions, tokens: Sequence[int], widest: int
-) -> Runner:
-    """Return a runner each of whose slots has the first `cached` of `tokens` in its KV cache,
-    repeated if they are too few. While the runner is used, the session must have no requests.
-    widest: the rows of the widest window, for which the cache needs room."""
-    runner, capabilities = Runner(session.backend), session.backend.capabilities
+) -> Engine:
+    """Return an engine whose slots have `cached` of the tokens, repeated if necessary, in their KV
+    caches, with room for `widest` rows. The session must have no requests meanwhile."""
+    capabilities, count = session.backend.capabilities, max(request.batches)
+    engine = Engine(session.backend, Auto(session.manifest.lookahead, capabilities))
     entries = request.cached + max(widest, capabilities.least_width)
     if entries > capabilities.max_capacity:
         raise PassError(
@@ -235,16 +200,16 @@ def filled_runner(
     single = session.request(prompt, GenerateOptions(1, request.sampling, plan="ar"))
     capacity = capabilities.max_capacity if request.whole_cache else capabilities.capacity(entries)
 
-    def fill(_: Runner) -> None:
-        for _slot in range(max(request.batches)):
-            runner.admit(SequenceState(single))
-        for slot in runner.busy:
-            while slot.cached < request.cached:
-                runner.prefill(slot)
-        runner.backend.resize(capacity, [slot.cached for slot in runner.slots])
+    def fill(_: Engine) -> None:
+        engine.reserve(count)
+        engine.add(*(SequenceState(single) for _ in range(count)))
+        engine.admit()
+        while any(slot.cached < request.cached for slot in engine.slots[:count]):
+            engine.read_prompts()
+        engine.resize(capacity)
 
     session.call(fill)
-    return runner
+    return engine
 
 
 def print_rows(report: dict[str, Any], console: Console | None = None) -> None:

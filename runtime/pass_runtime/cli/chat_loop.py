@@ -1,9 +1,4 @@
-"""pass-run chat: reads messages and commands line by line, and answers them. A line that fails does
-not end the chat.
-
-Lines are typed in a terminal, with editing and history, or read from a pipe or a file. If the
-conversation outgrows the model's context, its oldest exchanges are dropped.
-"""
+"""pass-run chat: answers messages and commands, from a terminal, a pipe or a file."""
 
 from __future__ import annotations
 
@@ -12,33 +7,36 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
-from pass_runtime.cli.prompt_io import print_pieces, print_summary
-from pass_runtime.cli.request_line import first_problem
-from pass_runtime.commands.errors import Interrupted, Terminated, report
+from pass_runtime.cli import flags as opts
+from pass_runtime.cli.prompt_io import checked_messages, print_pieces, print_summary
+from pass_runtime.commands.errors import (
+    Interrupted,
+    OneLineCommand,
+    Terminated,
+    one_line_errors,
+    report,
+    require,
+)
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
-from pass_runtime.options import GenerateOptions
+from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session
-from pass_runtime.text.chat_template import TextMessage
 
 if TYPE_CHECKING:
     from prompt_toolkit import Application
 
 Reader = Callable[[], str | None]
-"""A function that returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt). It
-raises PassError if the line is not UTF-8."""
+"""Returns the next line, or None at the end (Ctrl-D, or Ctrl-C at the prompt)."""
 
 
 def open_reader() -> Reader:
-    """Return the reader of standard input."""
     if sys.stdin is None:  # closed
         return lambda: None
     return _terminal_reader() if sys.stdin.isatty() else _stream_reader(sys.stdin.buffer)
@@ -56,8 +54,7 @@ def _terminal_reader() -> Reader:
                 return session.prompt("> ")
         except Terminated:  # a KeyboardInterrupt, too
             raise
-        # At Ctrl-C prompt_toolkit raises a plain KeyboardInterrupt, not our `Interrupted`.
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, KeyboardInterrupt):  # prompt_toolkit's own, at Ctrl-C
             return None
 
     return read
@@ -65,8 +62,8 @@ def _terminal_reader() -> Reader:
 
 @contextmanager
 def _ended_by_sigterm(app: Application[str]) -> Iterator[None]:
-    """Within this context, end `app` with `Terminated` at SIGTERM. If the signal handler itself
-    raised an exception, the app's event loop would report a failed callback."""
+    """End `app` with `Terminated` at SIGTERM. An exception of the signal handler itself would be
+    reported as a failed callback."""
 
     def end() -> None:
         with suppress(Exception):  # raised if the app has ended already
@@ -100,95 +97,6 @@ def _stream_reader(stream: BinaryIO) -> Reader:
     return read
 
 
-Message = dict[str, str]
-SAVED_MESSAGES = TypeAdapter(list[TextMessage])  # checks the JSON that /load reads
-
-
-@dataclass
-class Conversation:
-    """The messages so far. system: the system message, which comes first and is never dropped.
-    history: all other messages, oldest first."""
-
-    system: str | None = None
-    history: list[Message] = field(default_factory=list)
-
-    def messages(self, user: str | None = None) -> list[Message]:
-        """Return all messages. user: the text of a further message, by the user."""
-        opening = [{"role": "system", "content": self.system}] if self.system else []
-        ending = [{"role": "user", "content": user}] if user is not None else []
-        return [*opening, *self.history, *ending]
-
-    def add(self, user: str, assistant: str) -> None:
-        self.history += [
-            {"role": "user", "content": user},
-            {"role": "assistant", "content": assistant},
-        ]
-
-    def drop_oldest(self) -> None:
-        """Drop the oldest user message and all messages before the next one."""
-        later = (i for i, message in enumerate(self.history) if i and message["role"] == "user")
-        del self.history[: next(later, len(self.history))]
-
-    def check(self, session: Session) -> None:
-        """Raise PassError if the chat template refuses these messages with one of the user next."""
-        session.encode_chat(self.messages("?"))
-
-    def save(self, path: Path) -> None:
-        write_whole(path, json.dumps(self.messages(), ensure_ascii=False, indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: Path, session: Session) -> Conversation:
-        """Read a JSON list of {"role", "content"}. After a system message, if any, the first role
-        is "user", and the last is "assistant"."""
-        try:
-            history = [message.plain() for message in SAVED_MESSAGES.validate_json(read_text(path))]
-        except ValidationError as error:
-            raise PassError(f"{path}: {first_problem(error)}") from None
-        system = history.pop(0)["content"] if history and history[0]["role"] == "system" else None
-        if history and (history[0]["role"], history[-1]["role"]) != ("user", "assistant"):
-            raise PassError(
-                f"{path}: a conversation begins with a user's message and ends with the "
-                "assistant's answer"
-            )
-        loaded = cls(system, history)
-        loaded.check(session)
-        return loaded
-
-
-def fit(
-    conversation: Conversation, user: str, session: Session, answer_tokens: int, *, drop: bool
-) -> tuple[list[int], int]:
-    """Return the token ids of the conversation with the message `user`, and how many of the oldest
-    exchanges were dropped from `conversation` to make room.
-
-    The prompt leaves `answer_tokens` of the context free, but no more than half of the context. A
-    message that does not, even without the history, may use the whole context. Raises PassError,
-    and drops nothing, if exchanges would have to be dropped and `drop` is off, if the message alone
-    is longer than the context, or if the chat template refuses the messages.
-    """
-    context = session.backend.capabilities.max_capacity
-    answer_tokens = min(answer_tokens, context // 2)
-    shortened, dropped = Conversation(conversation.system, list(conversation.history)), 0
-    ids = session.encode_chat(shortened.messages(user))
-    while len(ids) + answer_tokens > context and shortened.history:
-        if not drop:
-            raise PassError(
-                f"the conversation ({len(ids)} tokens) and the answer ({answer_tokens}) do not fit "
-                f"into the context of {context} tokens; /reset, or use --context-overflow "
-                "drop-oldest"
-            )
-        shortened.drop_oldest()
-        dropped += 1
-        ids = session.encode_chat(shortened.messages(user))
-    if len(ids) > context:
-        raise PassError(
-            f"the prompt has {len(ids)} tokens, more than the context of {context}; shorten "
-            "the message"
-        )
-    conversation.history = shortened.history
-    return ids, dropped
-
-
 HELP = """\
 /reset        forget the conversation; the system message stays
 /system TEXT  set the system message; without TEXT, remove it
@@ -198,19 +106,35 @@ HELP = """\
 Ctrl-C        stop an answer; at the prompt, end"""
 
 
-@dataclass
 class ChatLoop:
-    """Answers messages and commands. drop: whether to drop old exchanges, as for `fit`."""
+    """Answers messages and commands. system: the text of a system message, which is never dropped.
+    drop: if the context is full, drop the oldest exchanges, and do not refuse the message."""
 
-    session: Session
-    options: GenerateOptions
-    conversation: Conversation
-    drop: bool
-    show_drafts: bool = False
+    def __init__(
+        self,
+        session: Session,
+        options: GenerateOptions,
+        system: str | None,
+        *,
+        drop: bool,
+        show_drafts: bool = False,
+    ) -> None:
+        self.session, self.options, self.drop = session, options, drop
+        self.show_drafts = show_drafts
+        self.system = _message("system", system)
+        self.history: list[dict[str, str]] = []
+        """All messages but that of the system, oldest first."""
+        self.commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: click.echo(HELP, err=True),
+            "/reset": lambda _: self.history.clear(),
+            "/system": lambda text: self._set(_message("system", text), self.history),
+            "/save": self._save,
+            "/load": self._load,
+        }
 
     def run(self) -> int:
-        """Answer every line of standard input. Report lines that fail, and return how many do."""
-        self.conversation.check(self.session)
+        """Answer every line of standard input, and return how many failed."""
+        self._set(self.system, self.history)
         self.session.resolve(self.options)
         read, failed = open_reader(), 0
         while True:
@@ -227,48 +151,45 @@ class ChatLoop:
 
     def _handle(self, line: str) -> None:
         command, _, argument = line.strip().partition(" ")
-        if command in self._commands:
-            self._commands[command](argument.strip())
+        if command in self.commands:
+            self.commands[command](argument.strip())
         elif command[:1] == "/" and command[1:].isalpha():
             raise PassError(f"unknown command {command}; /help lists them")
         elif command:
             self._answer(line)
 
-    @property
-    def _commands(self) -> dict[str, Callable[[str], None]]:
-        return {
-            "/help": lambda _: click.echo(HELP, err=True),
-            "/reset": lambda _: self.conversation.history.clear(),
-            "/system": self._set_system,
-            "/save": self._save,
-            "/load": self._load,
-        }
-
-    def _set_system(self, text: str) -> None:
-        changed = Conversation(text or None, self.conversation.history)
-        changed.check(self.session)  # some templates take no system message
-        self.conversation = changed
+    def _set(self, system: list[dict[str, str]], history: list[dict[str, str]]) -> None:
+        """Raises PassError if the chat template refuses these messages with one of the user next:
+        some templates take no system message."""
+        self.session.encode_chat([*system, *history, *_message("user", "?")])
+        self.system, self.history = system, history
 
     def _save(self, name: str) -> None:
-        path = _path("/save", name)
-        self.conversation.save(path)
-        click.echo(f"{len(self.conversation.messages())} messages written to {path}", err=True)
+        path, messages = _path("/save", name), [*self.system, *self.history]
+        write_whole(path, json.dumps(messages, ensure_ascii=False, indent=2) + "\n")
+        click.echo(f"{len(messages)} messages written to {path}", err=True)
 
     def _load(self, name: str) -> None:
         path = _path("/load", name)
-        self.conversation = Conversation.load(path, self.session)
-        click.echo(f"{len(self.conversation.messages())} messages read from {path}", err=True)
+        try:
+            messages = checked_messages(from_json(read_text(path)))
+        except (PassError, ValueError) as error:
+            raise PassError(f"{path}: {error}") from None
+        start = 1 if messages and messages[0]["role"] == "system" else 0
+        history = messages[start:]
+        if history and (history[0]["role"], history[-1]["role"]) != ("user", "assistant"):
+            raise PassError(
+                f"{path}: a conversation begins with a user's message and ends with the "
+                "assistant's answer"
+            )
+        self._set(messages[:start], history)
+        click.echo(f"{len(messages)} messages read from {path}", err=True)
 
     def _answer(self, user: str) -> None:
         """Print the answer to `user`, and add both to the conversation."""
         generation = None
         try:
-            ids, dropped = fit(
-                self.conversation, user, self.session, self.options.max_new_tokens, drop=self.drop
-            )
-            if dropped:
-                exchanges = "exchange" if dropped == 1 else f"{dropped} exchanges"
-                click.echo(f"the context is full: dropped the oldest {exchanges}", err=True)
+            ids = self._fitted(_message("user", user))
             generation = self.session.generate(ids, self.options)
             print_pieces(generation, show_drafts=self.show_drafts)
         except Interrupted:
@@ -278,11 +199,83 @@ class ChatLoop:
         click.echo()
         if generation is None or not (generation.text or generation.finish_reason):
             return  # stopped before the first token
-        self.conversation.add(user, generation.text)
+        self.history += [*_message("user", user), {"role": "assistant", "content": generation.text}]
         print_summary(generation, show_drafts=self.show_drafts)
+
+    def _fitted(self, user: list[dict[str, str]]) -> list[int]:
+        """Return the token ids of the conversation with the message `user`, without the oldest
+        exchanges if it would not fit. Raises PassError, and drops nothing, if it cannot fit.
+
+        The prompt leaves --max-new-tokens of the context free, but no more than half of it. A
+        message that does not, even without the history, may use the whole context."""
+        context = self.session.backend.capabilities.max_capacity
+        answer_tokens = min(self.options.max_new_tokens, context // 2)
+        history, dropped = list(self.history), 0
+        ids = self.session.encode_chat([*self.system, *history, *user])
+        while len(ids) + answer_tokens > context and history:
+            if not self.drop:
+                raise PassError(
+                    f"the conversation ({len(ids)} tokens) and the answer ({answer_tokens}) do not "
+                    f"fit into the context of {context} tokens; /reset, or use --context-overflow "
+                    "drop-oldest"
+                )
+            users = (i for i, message in enumerate(history) if i and message["role"] == "user")
+            del history[: next(users, len(history))]
+            dropped += 1
+            ids = self.session.encode_chat([*self.system, *history, *user])
+        if len(ids) > context:
+            raise PassError(
+                f"the prompt has {len(ids)} tokens, more than the context of {context}; shorten "
+                "the message"
+            )
+        if dropped:
+            exchanges = "exchange" if dropped == 1 else f"{dropped} exchanges"
+            click.echo(f"the context is full: dropped the oldest {exchanges}", err=True)
+        self.history = history
+        return ids
+
+
+def _message(role: str, text: str | None) -> list[dict[str, str]]:
+    return [{"role": role, "content": text}] if text else []
 
 
 def _path(command: str, name: str) -> Path:
     if not name:
         raise PassError(f"name a file: {command} FILE")
     return Path(name).expanduser()
+
+
+@click.command(cls=OneLineCommand)
+@opts.BUNDLE
+@click.option("--system", help="A system message before the conversation.")
+@click.option(
+    "--context-overflow",
+    type=click.Choice(["drop-oldest", "stop"]),
+    default="drop-oldest",
+    show_default=True,
+    help="If a new message does not fit into the context: drop the oldest exchanges, or refuse "
+    "the message. Room for --max-new-tokens, at most half of the context, is kept free. The "
+    "system message is never dropped.",
+)
+@opts.generation_options
+@opts.SEED
+@opts.load_flags("prefix_cache")
+@opts.SHOW_DRAFTS
+@one_line_errors
+def chat(
+    bundle: Path, system: str | None, context_overflow: str, show_drafts: bool, **options: Any
+) -> None:
+    """Talk to the model, in a terminal or line by line from a pipe.
+
+    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the
+    prompt, Ctrl-C and Ctrl-D end the chat. A message that cannot be answered is reported and
+    skipped; the status is then 2 at the end, if the messages come from a pipe or a file.
+    """
+    require("cpu")
+    request = opts.generate_options(options, reuse_prefix=True)
+    drop = context_overflow == "drop-oldest"
+    session = opts.open_bundle(bundle, LoadOptions(**options))
+    loop = ChatLoop(session, request, system, drop=drop, show_drafts=show_drafts)
+    failed = loop.run()
+    if failed and not sys.stdin.isatty():
+        sys.exit(2)

@@ -1,9 +1,9 @@
-"""Flags that several commands share, and functions that make option dataclasses of their values."""
+"""Flags that several commands share, made from the fields of options classes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -11,22 +11,23 @@ from typing import Any, TypeVar
 
 import click
 
-from pass_runtime.bundle.request_fields import REQUEST_FIELDS, SAMPLER_FIELDS
-from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.values import OptionField, Options
+from pass_runtime.bundle.option import Option, options_of
+from pass_runtime.bundle.sampling import TAIL_OPTIONS
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text
-from pass_runtime.options import GenerateOptions, LoadOptions
+from pass_runtime.options import REQUEST_OPTIONS, GenerateOptions, LoadOptions
 from pass_runtime.session import Session, load
 from pass_runtime.text.constraint import Constraint
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+PATH = click.Path(path_type=Path)
+BUNDLE = click.argument("bundle", type=PATH)
 
 
 def combined(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that applies all of these. --help lists their flags in this order."""
+    """Return a decorator that applies all of these, in the order of --help."""
     return lambda command: functools.reduce(
         lambda f, decorate: decorate(f), reversed(decorators), command
     )
@@ -35,7 +36,6 @@ def combined(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 def _biases(
     context: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> dict[int, float]:
-    """Parse TOKEN=BIAS values to biases by token id."""
     biases = {}
     for value in values:
         token, _, bias = value.partition("=")
@@ -47,111 +47,76 @@ def _biases(
     return biases
 
 
-PATH = click.Path(path_type=Path)
-CONSTRAINT_FIELDS = ("json_schema", "json_object", "regex", "choice", "grammar")
-"""The fields of `Constraint` that have flags."""
-FLAG_TYPES = {"number": float, "whole": int, "ids": int, "path": PATH}
-"""The type of a flag's value, by `OptionField.kind`. Flags of other kinds are strings."""
-REPEATABLE_KINDS = ("texts", "stops", "ids", "biases")
-"""The values of `OptionField.kind` whose flags may be given several times."""
-
-
-def field_option(field: OptionField, *, unset: bool = False) -> Callable[[F], F]:
+def flag_of(option: Option, *, unset: bool = False) -> Callable[[F], F]:
     """Return a decorator that adds the flag of a field. unset: its default is None instead."""
-    assert field.flag is not None
-    default = None if unset else field.default
-    if field.kind == "flag":
+    assert option.flag is not None
+    names, default = (*option.flag.split(), option.name), None if unset else option.default
+    if option.type is bool:
         return click.option(
-            *(*field.flag.split(), field.name),
-            is_flag=True,
-            flag_value=not field.default,
-            default=default,
-            help=field.help,
+            *names, is_flag=True, flag_value=not option.default, default=default, help=option.help
         )
-    value_type = click.Choice(field.choices) if field.choices else FLAG_TYPES.get(field.kind, str)
-    if field.kind in REPEATABLE_KINDS:
+    value_type = click.Choice(option.choices) if option.choices else option.type
+    if option.shape != "one":
+        is_map = option.shape == "map"
         return click.option(
-            *(*field.flag.split(), field.name),
-            type=value_type,
+            *names,
+            type=str if is_map else value_type,
             multiple=True,
-            metavar=field.metavar,
-            callback=_biases if field.kind == "biases" else None,
-            help=f"{field.help} May be given several times.",
+            metavar=option.metavar,
+            callback=_biases if is_map else None,
+            help=f"{option.help} May be given several times.",
         )
-    shown = field.if_none or field.default
+    shown = option.if_none or option.default
     return click.option(
-        *(*field.flag.split(), field.name),
-        type=value_type,
-        metavar=field.metavar,
-        default=None if field.if_none else default,
-        help=field.help + ("" if shown is None else f"  [default: {shown}]"),
+        *names,
+        type=PATH if option.type is Path else value_type,
+        metavar=option.metavar,
+        default=None if option.if_none else default,
+        help=option.help + ("" if shown is None else f"  [default: {shown}]"),
     )
 
 
-SEPARATE_OPTIONS = {
-    field.name: field_option(field)
-    for field in REQUEST_FIELDS
-    if field.name in ("seed", "logprobs")
-}
-"""Flags that some commands do not have, or have with another default."""
-SEED, LOGPROBS = SEPARATE_OPTIONS["seed"], SEPARATE_OPTIONS["logprobs"]
-
-
-def field_options(fields: Iterable[OptionField]) -> Callable[[F], F]:
-    """Return a decorator that adds the flags of these fields, except SEPARATE_OPTIONS."""
-    flagged = (field for field in fields if field.flag and field.name not in SEPARATE_OPTIONS)
-    return combined(*map(field_option, flagged))
-
-
-def constraint_options(command: F) -> F:
-    """Add --json-schema --json-object --regex --choice --grammar to a command."""
-    return combined(
-        click.option(
-            "--json-schema",
-            type=PATH,
-            help="Write JSON that is valid by the JSON schema in this file.",
-        ),
-        click.option("--json-object", is_flag=True, help="Write a JSON object."),
-        click.option("--regex", help="Write text that matches this regular expression as a whole."),
-        click.option(
-            "--choice", multiple=True, help="Write one of these texts. May be given several times."
-        ),
-        click.option(
-            "--grammar", type=PATH, help="Write text that the Lark grammar in this file allows."
-        ),
-    )(command)
-
-
-def as_constraint(fields: dict[str, Any]) -> Constraint | None:
-    """Return the constraint of these fields, or None if none is set. Raises PassError if several
-    are set."""
-    given = any(value is not None and value not in (False, ()) for value in fields.values())
-    return Constraint(**fields) if given else None
-
-
-BUNDLE = click.argument("bundle", type=PATH)
-
-
-def flags_of(options: type[Options], *names: str) -> Callable[[F], F]:
+def flags_of(options: type, *names: str) -> Callable[[F], F]:
     """Return a decorator that adds the flags of these fields of an options class."""
-    return combined(*(field_option(options.option_fields()[name]) for name in names))
+    return combined(*(flag_of(options_of(options)[name]) for name in names))
 
 
 def load_flags(*names: str) -> Callable[[F], F]:
-    """Return a decorator that adds --device --threads --capacity --trust-bundle, and the flags of
-    these fields of `LoadOptions`."""
-    always = ("device", "threads", "capacity", "verify")
-    return flags_of(LoadOptions, *names, *always)
+    """Return a decorator that adds the flags of these fields of `LoadOptions`, and --device
+    --threads --capacity --trust-bundle."""
+    return flags_of(LoadOptions, *names, "device", "threads", "capacity", "verify")
+
+
+SEED, LOGPROBS = flag_of(REQUEST_OPTIONS["seed"]), flag_of(REQUEST_OPTIONS["logprobs"])
+"""Flags that some commands lack, or have with another default."""
+CONSTRAINT_FIELDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+CONSTRAINT_FLAGS = (
+    click.option(
+        "--json-schema",
+        type=PATH,
+        help="Write JSON that is valid by the JSON schema in this file.",
+    ),
+    click.option("--json-object", is_flag=True, help="Write a JSON object."),
+    click.option("--regex", help="Write text that matches this regular expression as a whole."),
+    click.option(
+        "--choice", multiple=True, help="Write one of these texts. May be given several times."
+    ),
+    click.option(
+        "--grammar", type=PATH, help="Write text that the Lark grammar in this file allows."
+    ),
+)
 
 
 def generation_options(command: F) -> F:
-    """Add the flags of REQUEST_FIELDS and of constraints to a command, except SEPARATE_OPTIONS."""
-    return combined(field_options(REQUEST_FIELDS), constraint_options)(command)
+    """Add the flags of requests to a command, but for SEED and LOGPROBS."""
+    flagged = (each for each in REQUEST_OPTIONS.values() if each.flag)
+    common = (flag_of(each) for each in flagged if each.name not in ("seed", "logprobs"))
+    return combined(*common, *CONSTRAINT_FLAGS)(command)
 
 
 def sampling_options(command: F) -> F:
     """Add --temperature --top-k --top-p --min-p --seed to a command."""
-    return combined(field_options(SAMPLER_FIELDS), SEED)(command)
+    return combined(*map(flag_of, TAIL_OPTIONS), SEED)(command)
 
 
 SHOW_DRAFTS = click.option(
@@ -161,9 +126,8 @@ SHOW_DRAFTS = click.option(
 )
 
 
-def take(kind: type[T], options: dict[str, Any], **more: Any) -> T:
-    """Make a dataclass `kind` of `more` and of the options named like its fields, which are removed
-    from `options`."""
+def take(kind: Callable[..., T], options: dict[str, Any], **more: Any) -> T:
+    """Make a `kind` of `more` and of the options named like its fields, and remove these."""
     names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
     return kind(**{name: options.pop(name) for name in names}, **more)
 
@@ -175,28 +139,27 @@ def open_bundle(bundle: Path, options: LoadOptions) -> Session:
 
 
 def refuse_given(why: str, *names: str) -> None:
-    """Raise PassError if one of these options of the running command was given. why: the reason why
-    it would have no effect."""
+    """Raise PassError if one of these options was given. why: it would have no effect."""
     context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise PassError(f"--{name.replace('_', '-')} has no use here: {why}; leave it out")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not click.core.ParameterSource.DEFAULT:
+            raise PassError(f"{parameter.opts[-1]} has no use here: {why}; leave it out")
 
 
-def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Make SamplingParams of a command's options, and remove these from `options`."""
-    return SamplingParams(**{field.name: options.pop(field.name) for field in SAMPLER_FIELDS})
+def as_constraint(fields: dict[str, Any]) -> Constraint | None:
+    """Return the constraint of these fields; None if none is set."""
+    given = any(value is not None and value not in (False, ()) for value in fields.values())
+    return Constraint(**fields) if given else None
 
 
 def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> GenerateOptions:
-    """Make GenerateOptions of a command's options, and remove these from `options`."""
-    fields = {
-        field.name: options.pop(field.name) for field in REQUEST_FIELDS if field.name in options
-    }
-    if "" in fields["stop"]:
+    """Make GenerateOptions of a command's options, and remove these."""
+    values = {name: options.pop(name) for name in REQUEST_OPTIONS if name in options}
+    if "" in values["stop"]:
         raise PassError("--stop is empty: give it text, or leave it out")
     constraint = {name: options.pop(name) for name in CONSTRAINT_FIELDS}
     for name in ("json_schema", "grammar"):
         constraint[name] = None if constraint[name] is None else read_text(constraint[name])
-    fields["constraint"] = as_constraint(constraint)
-    return GenerateOptions(reuse_prefix=reuse_prefix).with_fields(**fields)
+    values["constraint"] = as_constraint(constraint)
+    return GenerateOptions(reuse_prefix=reuse_prefix).with_fields(**values)

@@ -1,5 +1,4 @@
-"""Reads prompts from flags, files and standard input (the path `-`), and prints generations: the
-text while it is generated, with --show-drafts in colours, then a line of statistics."""
+"""Reads prompts from flags, files and standard input (`-`), and prints generations."""
 
 from __future__ import annotations
 
@@ -10,13 +9,16 @@ from pathlib import Path
 from shutil import get_terminal_size
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from pass_runtime.decode.sequence import Piece, Token, TokenSource
 from pass_runtime.errors import PassError
 from pass_runtime.files import Line, lines_of, to_json
 from pass_runtime.generation import Generation
+from pass_runtime.text.templates import TextMessage
 
 STDIN = Path("-")
+MESSAGES = TypeAdapter(list[TextMessage])
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -24,8 +26,18 @@ def read_lines(path: Path) -> list[Line]:
     return lines_of(_read(path, "the input"))
 
 
+def checked_messages(value: object) -> list[dict[str, str]]:
+    """Return a JSON list of {"role", "content"} as chat templates take it."""
+    try:
+        return [message.plain() for message in MESSAGES.validate_python(value)]
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, ("messages", *problem["loc"])))
+        raise PassError(f"{place}: {problem['msg']}") from None
+
+
 def read_prompts(path: Path) -> list[str]:
-    """Return the "prompt" of every line of a .jsonl file. Raises PassError if a line has none."""
+    """Return the "prompt" of every line of a .jsonl file."""
     prompts = []
     for line in read_lines(path):
         try:
@@ -57,7 +69,7 @@ def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = F
 
 
 def _read(path: Path, what: str) -> str:
-    """Read UTF-8 text with its line ends, without a byte order mark. what: its name in messages."""
+    """Read UTF-8 text without a byte order mark. what: its name in errors."""
     name = "standard input" if path == STDIN else str(path)
     try:
         return (_standard_input(what) if path == STDIN else path.read_bytes()).decode("utf-8-sig")
@@ -75,25 +87,19 @@ def _standard_input(what: str) -> bytes:
     return sys.stdin.buffer.read()
 
 
-COLOURS: Mapping[TokenSource, str | None] = {
-    "model": None,
-    "lookahead": "green",
-    "ngram": "cyan",
-    "grammar": "magenta",
+SOURCES: Mapping[TokenSource, tuple[str | None, str]] = {
+    "model": (None, "the model's own"),
+    "lookahead": ("green", "look-ahead drafts"),
+    "ngram": ("cyan", "n-gram drafts"),
+    "grammar": ("magenta", "forced by the constraint"),
 }
-SOURCE_LABELS: Mapping[TokenSource, str] = {
-    "model": "the model's own",
-    "lookahead": "look-ahead drafts",
-    "ngram": "n-gram drafts",
-    "grammar": "forced by the constraint",
-}
+"""By the source of tokens, their colour and what it means."""
 
 
 def coloured(piece: Piece) -> str:
-    """Return the text of a piece, with each token in the colour of its source; without tokens it
-    has no colour. `click.echo` removes the colours if standard output is no terminal."""
+    """Return the text of a piece, with each token in the colour of its source."""
     parts = [
-        click.style(token.text, fg=COLOURS[token.source]) if token.text else ""
+        click.style(token.text, fg=SOURCES[token.source][0]) if token.text else ""
         for token in piece.tokens
     ]
     return "".join(parts) or piece.text
@@ -103,21 +109,20 @@ def legend(tokens: Sequence[Token]) -> str:
     """Return how many tokens came from each source, in its colour."""
     counts = Counter(token.source for token in tokens)
     entries = [
-        click.style(f"{counts[source]} {label}", fg=COLOURS[source])
-        for source, label in SOURCE_LABELS.items()
+        click.style(f"{counts[source]} {label}", fg=colour)
+        for source, (colour, label) in SOURCES.items()
         if counts[source]
     ]
     return ", ".join(entries) or "no tokens"
 
 
 def print_pieces(pieces: Iterable[Piece], *, show_drafts: bool) -> None:
-    """Print the text of every piece as soon as it is generated."""
     for piece in pieces:
         click.echo(coloured(piece) if show_drafts else piece.text, nl=False)  # flushes
 
 
 def print_json(generation: Generation) -> None:
-    """Print the result as JSON once it is complete or the command is interrupted."""
+    """Print the result as JSON when it is complete, or the command interrupted."""
     try:
         generation.result()
     except KeyboardInterrupt:
@@ -127,28 +132,17 @@ def print_json(generation: Generation) -> None:
     click.echo(to_json(generation.as_dict()))
 
 
-def summary(generation: Generation) -> str:
-    """Return the statistics of a generation in one line."""
-    stats = generation.stats
-    parts = [
-        f"{stats.generated_tokens} tokens",
-        f"{stats.decode_tokens_per_second:.1f} tokens/s",
-        f"plan {stats.plan}",
-        f"tau {stats.tau:.2f}",
-        (
-            f"prefill {stats.prefill_seconds * 1e3:.0f} ms of "
-            f"{stats.prompt_tokens - stats.cached_tokens} tokens"
-        ),
-        f"finished by {generation.finish_reason}",
-    ]
-    return "[" + ", ".join(parts) + "]"
-
-
 def print_summary(generation: Generation, *, show_drafts: bool) -> None:
-    """Print on stderr the legend if `show_drafts` is set, and the summary if it is a terminal."""
+    """Print on stderr the legend if `show_drafts` is set, and statistics if it is a terminal."""
     if show_drafts:
         click.echo(f"[{legend(generation.tokens)}]", err=True)
-    if sys.stderr is not None and sys.stderr.isatty():
-        click.secho(
-            click.wrap_text(summary(generation), get_terminal_size().columns), err=True, dim=True
-        )
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    stats = generation.stats
+    line = (
+        f"[{stats.generated_tokens} tokens, {stats.decode_tokens_per_second:.1f} tokens/s, "
+        f"plan {stats.plan}, tau {stats.tau:.2f}, prefill {stats.prefill_seconds * 1e3:.0f} ms of "
+        f"{stats.prompt_tokens - stats.cached_tokens} tokens, "
+        f"finished by {generation.finish_reason}]"
+    )
+    click.secho(click.wrap_text(line, get_terminal_size().columns), err=True, dim=True)

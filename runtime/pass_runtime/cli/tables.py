@@ -1,11 +1,8 @@
-"""Prints tables: the report of `bench`, and the plans that `generate --explain` compares.
-
-Words are never cut, even in a narrow terminal. Without a terminal tables are 80 columns wide.
-"""
+"""Prints tables: the report of `bench`, and the plans that `generate --explain` compares."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -14,8 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pass_runtime.tuning.estimates import shape_of
-from pass_runtime.tuning.tuner import DRAFT_MARGIN, SWITCH_MARGIN, Tuner
+from pass_runtime.tuning.auto import DRAFT_MARGIN, SWITCH_MARGIN, Tuner, shape_of
+
+MAX_TABLE_PROMPTS, MAX_TABLE_PLANS = 12, 4
+"""The table of single prompts is printed only for at most so many prompts and plans."""
+BAR_COLUMNS = 48
+"""The length of the longest bar, in columns of the terminal."""
 
 
 class OutputConsole(Console):
@@ -26,33 +27,24 @@ class OutputConsole(Console):
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table whose columns are at least as wide as their longest words. Remaining width goes
-    to the first columns. If the table is wider than the console, the terminal wraps its lines."""
-    texts = [
-        [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
-        for column in table.columns
-    ]
-    line_widths = [
-        max(cell_len(line) for text in cells for line in text.splitlines() or [""])
-        for cells in texts
-    ]
-    word_widths = [
-        line_width
-        if column.no_wrap
-        else max(cell_len(word) for text in cells for word in text.split() or [""])
-        for column, cells, line_width in zip(table.columns, texts, line_widths, strict=True)
-    ]
+    """Print a table in which no word is cut. Remaining width goes to the first columns. A table
+    that is wider than the console is wrapped by the terminal."""
+    lengths = []
+    for column in table.columns:
+        cells = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+        words = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
+        lengths.append((max(map(cell_len, words), default=0), max(map(cell_len, cells))))
     _, right, _, left = table.padding
-    borders = len(texts) + 1 if table.box is not None else 0
-    room = console.width - sum(word_widths) - len(texts) * (left + right) - borders
-    for column, word_width, line_width in zip(table.columns, word_widths, line_widths, strict=True):
-        extra = min(max(room, 0), line_width - word_width)
-        column.width = word_width + extra
+    borders = len(lengths) + 1 if table.box is not None else 0
+    width = console.width
+    room = width - borders - sum(left + longest_word + right for longest_word, _ in lengths)
+    console.width = width - min(room, 0)
+    for column, (longest_word, longest_cell) in zip(table.columns, lengths, strict=True):
+        extra = min(max(room, 0), longest_cell - longest_word)
+        column.width = longest_word + extra
         room -= extra
-    console_width = console.width
-    console.width = console_width - min(room, 0)
     console.print(table)
-    console.width = console_width
+    console.width = width
 
 
 def show_rows(
@@ -71,12 +63,6 @@ def show_rows(
     show_table(console or OutputConsole(), table)
 
 
-MAX_TABLE_PROMPTS, MAX_TABLE_PLANS = 12, 4
-"""The table of single prompts is printed only for at most so many prompts and plans."""
-BAR_COLUMNS = 48
-"""The length of the longest bar, in columns of the terminal."""
-
-
 def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     """Print the report of `bench` on a console, by default standard output."""
     plans, console = report["plans"], console or OutputConsole()
@@ -90,19 +76,14 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     model = f"{report['bundle']} ({report['weights']}) on {device}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
     show_rows(model, rows, ("plan", "acceptance by position"), console)
-    for line in (*_bars(plans), *_notes(report)):
+    columns, best = max(len(plan["plan"]) for plan in plans), max(plan["ratio"] for plan in plans)
+    for plan in plans if len(plans) > 1 else ():
+        bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / best)
+        console.print(Text(f"{plan['plan']:<{columns}} {plan['ratio']:5.2f} {bar}"))
+    for line in _notes(report):
         console.print(line, soft_wrap=not console.is_terminal)
     for difference in report["differences"]:
         click.secho(f"DIFFERENT TEXT: {difference}", fg="red", bold=True, err=True)
-
-
-def _bars(plans: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield a bar for the ratio of each plan, if there are several."""
-    columns = max(len(plan["plan"]) for plan in plans)
-    max_ratio = max(plan["ratio"] for plan in plans)
-    for plan in plans if len(plans) > 1 else ():
-        bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / max_ratio)
-        yield Text.assemble(f"{plan['plan']:<{columns}} {plan['ratio']:5.2f} ", (bar, "cyan"))
 
 
 def _notes(report: dict[str, Any]) -> Iterator[Text]:
@@ -110,8 +91,6 @@ def _notes(report: dict[str, Any]) -> Iterator[Text]:
     yield Text(f"look-ahead embeddings: {report['lookahead_source']}")
     for name, reason in report["uncaptured"].items():
         yield Text(f"{name} ran without a CUDA graph: {reason}", style="yellow")
-    if report["device"] != "cpu" and not report["uncaptured"]:
-        yield Text("passes were captured as CUDA graphs")
     if report["looping"]:
         yield Text(
             f"{report['looping']} of the {report['prompts']} texts repeat themselves, which is "
@@ -136,10 +115,8 @@ def _notes(report: dict[str, Any]) -> Iterator[Text]:
     else:
         comparison = "every plan wrote the same text, token for token"
     if (first["plan"], last["plan"]) == ("ar", "auto"):
-        yield Text(
-            f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here; {comparison}",
-            style="bold",
-        )
+        gain = f"auto is {last['ratio']:.2f} times as fast as plain decoding (ar) here"
+        yield Text(f"{gain}; {comparison}", style="bold")
     else:
         yield Text(comparison)
 
@@ -157,23 +134,22 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     cells["tau"] = f"{plan['tau']:.2f}"
     cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
     if "cost" in plan:
-        cells["host"] = f"{plan['host_milliseconds_per_pass']:.2f}"
         predicted = plan["predicted_tokens_per_second_each"]
-        figures = {
-            "trunk": plan["trunk_milliseconds"],
-            "tail": plan["tail_milliseconds"],
-            "cost": plan["cost"],
-            "measured / predicted": predicted and plan["tokens_per_second_each"] / predicted,
-        }
         cells |= {
-            heading: "-" if figure is None else f"{figure:.2f}"
-            for heading, figure in figures.items()
+            "host": f"{plan['host_milliseconds_per_pass']:.2f}",
+            "trunk": figure(plan["trunk_milliseconds"]),
+            "tail": figure(plan["tail_milliseconds"]),
+            "cost": figure(plan["cost"]),
+            "measured / predicted": figure(
+                predicted and plan["tokens_per_second_each"] / predicted
+            ),
         }
-    rates = plan["acceptance_of_tried"]
-    cells["acceptance by position"] = (
-        " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates) or "-"
-    )
+    cells["acceptance by position"] = " ".join(map(figure, plan["acceptance_of_tried"])) or "-"
     return cells
+
+
+def figure(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
 
 
 def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
@@ -191,42 +167,38 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
     """Print on stderr the plans that `auto` compares, best first, and what it has measured. depth:
     the most drafts of a request (`lookahead`); None: as many as there are."""
     console = Console(stderr=True, highlight=False)
-    candidates = tuner.candidates(tuner.max_drafts if depth is None else depth)
-    times = tuner.times()
-    plain = next(candidate for candidate in candidates if candidate.cycle.name == "ar")
-    table = Table(title="plan auto: expected tokens per second", title_justify="left")
-    for heading in ("plan", "rows", "ms/pass", "tokens/pass", "tokens/s", "against ar"):
-        table.add_column(heading, justify="left" if heading == "plan" else "right")
-    for candidate in candidates:
-        plans = candidate.cycle.plans
-        style = "[bold]" if candidate.cycle == tuner.decided.cycle else ""
-        estimated = "" if all(shape_of(plan) in times.pass_counts for plan in plans) else "~"
-        table.add_row(
-            style + " + ".join(plan.name for plan in plans),
-            "+".join(str(plan.width) for plan in plans),
-            f"{estimated}{1e3 * candidate.seconds:.1f}",
-            f"{candidate.tokens:.2f}",
-            f"{candidate.rate:.1f}",
-            f"{candidate.rate / plain.rate:.2f}",
+    choices, times = tuner.choices(tuner.max_drafts if depth is None else depth), tuner.times()
+    plain = next(choice for choice in choices if choice.plan.name == "ar")
+    rows = []
+    for choice in choices:
+        windows = choice.plan.windows
+        timed = all(shape_of(window) in times.pass_counts for window in windows)
+        names = " + ".join(window.name for window in windows)
+        rows.append(
+            {
+                "plan": f"[bold]{names}" if choice.plan == tuner.decided.plan else names,
+                "rows": "+".join(str(window.width) for window in windows),
+                "ms/pass": f"{'' if timed else '~'}{1e3 * choice.seconds:.1f}",
+                "tokens/pass": f"{choice.tokens:.2f}",
+                "tokens/s": f"{choice.rate:.1f}",
+                "against ar": f"{choice.rate / plain.rate:.2f}",
+            }
         )
-    show_table(console, table)
-    lines = [
+    show_rows("plan auto: expected tokens per second", rows, ("plan",), console)
+    acceptance = {"look-ahead draft i": tuner.rates.lookahead} | {
+        f"n-gram draft i, {length} tokens matched": each
+        for length, each in sorted(tuner.rates.by_match.items())
+    }
+    for line in (
         "~ has not run yet: its time is estimated from passes that were timed at the start",
         (
-            f"in use: {tuner.decided.cycle.plans[0].name}; another plan is used if it is "
+            f"in use: {tuner.decided.plan.windows[0].name}; another plan is used if it is "
             f"{SWITCH_MARGIN:.2f} times as fast, and {DRAFT_MARGIN:.2f} times as fast as ar"
         ),
         f"passes now take {times.slowness:.2f} times as long as at the start",
-        "conditional acceptance of look-ahead draft i: " + _rates(tuner.lookahead_acceptance.rates),
-    ]
-    for match_length, acceptance in sorted(tuner.ngram_acceptance.items()):
-        lines.append(
-            f"conditional acceptance of n-gram draft i, {match_length} tokens matched: "
-            f"{_rates(acceptance.rates)}"
-        )
-    for line in lines:
+        *(
+            f"conditional acceptance of {kind}: {' '.join(map(figure, each.rates))}"
+            for kind, each in acceptance.items()
+        ),
+    ):
         console.print(line, soft_wrap=not console.is_terminal)
-
-
-def _rates(rates: list[float]) -> str:
-    return " ".join(f"{rate:.2f}" for rate in rates)

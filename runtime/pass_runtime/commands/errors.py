@@ -1,4 +1,4 @@
-"""How commands end: with one line on stderr and status 2 at an error, and status 130 at Ctrl-C."""
+"""How commands end: status 2 and one line on stderr at an error, 130 at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from pass_runtime.errors import PassError
 from pass_runtime.packages import missing, not_installed
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
-"""The exit status of a command whose output nobody reads any more, as if SIGPIPE had ended it."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. If a plain KeyboardInterrupt passes through exec("..."), which some imports call,
-    `python -m` ends by SIGINT, even if the exception was handled; a subclass has no such effect."""
+    """Ctrl-C. After a plain KeyboardInterrupt in exec("..."), which some imports call, `python
+    -m` ends by SIGINT even if it was handled."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a chat; Ctrl-C only ends the answer that is being written."""
+    """SIGTERM ends a chat; Ctrl-C only an answer."""
 
 
 def _interrupt(number: int, _: object) -> NoReturn:
-    """Raise in the main thread, so that the command saves results and removes partial files."""
     raise Terminated if number == signal.SIGTERM else Interrupted
 
 
@@ -48,9 +46,8 @@ def _signals_handled_by(handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def importing(extra: str | None = None) -> Iterator[None]:
-    """Run imports before a command has written anything. In this context a signal ends the process
-    at once with one line, because an exception that a signal handler raises during an import can
-    print a traceback. extra: raise PassError if a package that this extra brings is missing."""
+    """Import before a command has written anything. A signal then ends the process at once: its
+    exception could print a traceback. extra: raise PassError without its packages."""
     with _signals_handled_by(quit_at_once):
         try:
             yield
@@ -61,19 +58,17 @@ def importing(extra: str | None = None) -> Iterator[None]:
 
 
 def require(*extras: str) -> None:
-    """Raise PassError if a package of these extras is missing. A command calls this when it starts,
-    so that it does not fail at its end. "cpu" is any build of ONNX Runtime."""
+    """Raise PassError if a package of these extras is missing. "cpu" is any ONNX Runtime."""
     if lacking := {extra: packages for extra in extras if (packages := missing(extra))}:
         raise not_installed(next(iter(lacking.values()))[0], *lacking)
 
 
 def report(problem: object) -> None:
-    """Print `problem` as one line on stderr, even if its text has several lines."""
     click.echo("error: " + " ".join(str(problem).splitlines()), err=True)
 
 
 class OneLineCommand(click.Command):
-    """A command that its usage errors always name: click leaves the context out of some errors."""
+    """Its usage errors name it: click leaves the context out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -84,8 +79,6 @@ class OneLineCommand(click.Command):
 
 
 class OneLineGroup(OneLineCommand, click.Group):
-    """A command group that reports its own and its commands' usage errors in one line."""
-
     command_class = OneLineCommand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -110,7 +103,6 @@ class _UsageLine(click.ClickException):
 
 @contextmanager
 def _one_line_usage() -> Iterator[None]:
-    """Report click's usage errors, and failures to print the help, in one line."""
     try:
         with _output_errors():
             yield
@@ -118,7 +110,7 @@ def _one_line_usage() -> Iterator[None]:
         text = " ".join(error.format_message().split()).removesuffix(".")
         command = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
         raise _UsageLine(text[:1].lower() + text[1:] + command) from None
-    except PassError as error:  # The group imports a command when it is named, which may fail.
+    except PassError as error:  # of the import of a command
         raise _UsageLine(str(error)) from None
 
 
@@ -127,8 +119,7 @@ R = TypeVar("R")
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a command, so that Ctrl-C and SIGTERM raise `Interrupted` and `Terminated` in it,
-    and it reports these and errors in one line."""
+    """Let a command report errors and signals in one line."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -147,10 +138,9 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _output_errors() -> Iterator[None]:
-    """End the process if the block cannot write its output."""
     try:
         yield
-    except BrokenPipeError:  # The program that read the output has ended, such as `head`.
+    except BrokenPipeError:  # such as `head`
         _exit_unflushed(BROKEN_PIPE)
     except OSError as error:  # such as a full disk
         report(error.strerror or error)
@@ -158,6 +148,6 @@ def _output_errors() -> Iterator[None]:
 
 
 def _exit_unflushed(status: int) -> NoReturn:
-    """End the process and discard buffered output, because flushing it would fail again."""
+    """Flushing buffered output would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

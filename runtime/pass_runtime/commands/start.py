@@ -1,10 +1,5 @@
-"""Starts pass-run, pass-export and pass-train, so that a signal ends them with one line.
-
-Importing ONNX Runtime or torch takes a while, and an exception that a signal handler raises in the
-middle of an import can print a traceback. Until a command begins its work there is nothing to save
-or remove, so a signal ends the process at once. Commands import this module first, so it imports
-nothing that takes time.
-"""
+"""Starts commands. While they import, a signal ends the process at once: an exception could
+print a traceback. So nothing slow is imported here."""
 
 from __future__ import annotations
 
@@ -16,9 +11,8 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
-"""The exit status of a command that a signal ended."""
 SHOW_CURSOR = b"\x1b[?25h"
-"""What shows a terminal's cursor again, which a progress display hides."""
+"""A progress display hides it."""
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -30,18 +24,17 @@ def run(module: str) -> None:
     try:
         main()
     finally:
-        # The command has reported its result; now only Python's shutdown can be interrupted.
+        # only Python's shutdown can be interrupted now
         handle_signals(_quit_silently)
 
 
 def handle_signals(handler: Handler) -> None:
-    """Make `handler` handle SIGNALS."""
     for number in SIGNALS:
         signal.signal(number, handler)
 
 
 def quit_at_once(_number: int, _frame: FrameType | None) -> None:
-    """End the process with one line. Flush nothing: the signal may have interrupted a write."""
+    """Flush nothing: the signal may have interrupted a write."""
     try:
         os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"interrupted\n")
     finally:

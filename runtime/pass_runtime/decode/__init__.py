@@ -1,1 +1,0 @@
-"""Decoding: sequences, the slots in which they decode, and the choice of the next pass."""

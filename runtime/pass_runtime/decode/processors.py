@@ -1,11 +1,5 @@
-"""The logits processors of one sequence on the host: before a pass, they say which tokens each row
-may draw, and which logits change. A graph then applies this to the logits (`ProcessedRows`).
-
-What the processors do to a row of a window depends on the tokens before the row: the text, and the
-drafts in the rows that it follows. These are known before the pass, so every row is processed as in
-plain decoding, and the text is the same with any plan. The order is that of vLLM and Hugging Face:
-biases, then repetition, frequency and presence penalties, then forbidden tokens.
-"""
+"""Logits processors on the host: before a pass, they say which tokens each row may draw, and
+which logits change."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,69 +15,51 @@ import numpy.typing as npt
 from pass_runtime.backends.base import ProcessedRows
 from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES, SamplingParams
 
+if TYPE_CHECKING:
+    from pass_runtime.text.bad_words import BadWords
+    from pass_runtime.text.grammar import GrammarState
+
 Bits = npt.NDArray[np.uint32]
-"""[...,V/32]: sets of tokens. Token t is in a set if bit t % 32 of word t // 32 is 1."""
-
-
-class Grammar(Protocol):
-    """The state of a text in its grammar (`pass_runtime.text.grammar.GrammarState`)."""
-
-    def copy(self) -> Grammar: ...
-    def advance(self, token: int) -> None: ...
-    def fill(self, allowed: Bits, drafts: Sequence[int]) -> None: ...
-    def forced(self) -> tuple[int, ...]: ...
-
-
-class BadWordMatcher(Protocol):
-    """The bad words of a request (`text.bad_words.BadWords`). The state of an empty text is 0."""
-
-    def follow(self, state: int, token: int) -> int: ...
-    def forbidden(self, state: int) -> Bits: ...
+"""[...,V/32]: sets of tokens."""
 
 
 @dataclass(frozen=True)
 class Processing:
-    """What a request asks logits processors to do.
-
-    grammar: the state of an empty text in its grammar; None if there is no constraint. end_tokens:
-    tokens that are not drawn until min_tokens tokens are written. bad_words: strings that the text
-    does not contain. allowed_token_ids: the only tokens that are drawn; empty allows all.
-    """
+    """grammar: the state of an empty text. end_tokens: not drawn before min_tokens tokens.
+    bad_words: strings that the text does not contain. allowed_token_ids: empty allows all."""
 
     vocab_size: int
     sampling: SamplingParams
-    grammar: Grammar | None = None
+    grammar: GrammarState | None = None
     min_tokens: int = 0
     end_tokens: frozenset[int] = frozenset()
-    bad_words: BadWordMatcher | None = None
+    bad_words: BadWords | None = None
     allowed_token_ids: tuple[int, ...] = ()
 
 
 class Processors:
-    """The processors of one sequence. Only the thread that decodes calls them."""
+    """For one sequence, on the thread that decodes."""
 
     def __init__(self, processing: Processing, prompt: Sequence[int]) -> None:
         self._processing, self._prompt_length = processing, len(prompt)
         self._grammar = None if processing.grammar is None else processing.grammar.copy()
-        self._token_counts = Counter[int]()  # how often the text, without the prompt, has a token
-        # the tokens of prompt and text
+        self._token_counts = Counter[int]()  # in the text, without the prompt
+        # in prompt and text
         self._seen = set(prompt) if processing.sampling.repetition_penalty != 1 else set[int]()
         self._num_read = len(prompt)
-        self._word_state = 0  # the state of the text in the bad-word matcher
+        self._word_state = 0  # in the bad-word matcher
         self._allowed_ids = np.zeros_like(_all_tokens(processing.vocab_size))
         _add(self._allowed_ids, processing.allowed_token_ids)
-        # tokens whose logits may change, as an ordered set
+        # an ordered set: tokens whose logits may change
         self._touched = dict.fromkeys((*processing.sampling.logit_bias, *sorted(self._seen)))
 
     def list_size(self, drafts: int) -> int:
-        """Return T, the smallest of TOKEN_LIST_SIZES that is enough for all tokens whose logits may
-        change in a window with so many drafts."""
+        """Return T, the smallest of TOKEN_LIST_SIZES that is enough for `drafts` drafts."""
         count = len(self._touched) + drafts
         return next(size for size in TOKEN_LIST_SIZES if size >= count)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read those of `tokens`, prompt and text, that were not read before. Raises
-        ConstraintStopped as `GrammarState` does."""
+        """Read new `tokens` of prompt and text. Raises ConstraintStopped as `GrammarState` does."""
         for token in tokens[self._num_read :]:
             self._num_read += 1
             self._token_counts[token] += 1
@@ -96,13 +72,11 @@ class Processors:
                 self._grammar.advance(token)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that the grammar forces next; () if it forces none."""
+        """Return the tokens that the grammar forces next."""
         return () if self._grammar is None else self._grammar.forced()
 
     def rows(self, tokens: Sequence[int], drafts: Sequence[int], size: int) -> ProcessedRows:
-        """Return what to do to the rows of a window, of which row i follows `tokens` (prompt and
-        text) and the first i of `drafts`. An id V, and every id after it, is no draft. size:
-        the length of the lists of tokens, at least `list_size(len(drafts))`."""
+        """Row i follows `tokens` (prompt and text) and the first i of `drafts`."""
         self.read(tokens)
         vocab, rows = self._processing.vocab_size, len(drafts) + 1
         if vocab in drafts:
@@ -111,8 +85,7 @@ class Processors:
         return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(drafts, rows, size))
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
-        """Return the allowed tokens [rows,V/32]. In a row in which `allowed_token_ids`, bad words
-        or `min_tokens` would leave no token, they do not apply; the grammar always does."""
+        """[rows,V/32]."""
         allowed = np.tile(_all_tokens(self._processing.vocab_size), (rows, 1))
         if self._grammar is not None:
             self._grammar.fill(allowed, drafts)
@@ -127,13 +100,11 @@ class Processors:
         return allowed
 
     def _follow(self, state: int, token: int) -> int:
-        """Return the state in the bad-word matcher that `token` leads to."""
         words = self._processing.bad_words
         return state if words is None else words.follow(state, token)
 
     def _forbidden(self, state: int, written: int) -> Bits:
-        """Return the tokens [V/32] that bad words and `min_tokens` forbid after a text of `written`
-        tokens with this state in the bad-word matcher."""
+        """The tokens [V/32] that bad words and `min_tokens` forbid."""
         words = self._processing.bad_words
         forbidden = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:
@@ -169,14 +140,14 @@ class Processors:
             )
             present = np.float32(sampling.presence_penalty) * (counts > 0)
             penalty[:, : len(ids)] = np.float32(sampling.frequency_penalty) * counts + present
-        if ids:  # Unused entries repeat the first: the graph sets its logit to the same value.
+        if ids:  # Unused entries repeat the first: the graph sets the same value.
             for values in (touched, bias, factor, penalty):
                 values[..., len(ids) :] = values[..., :1]
         return touched, bias, factor, penalty
 
 
 def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
-    """Return rows that change no logits, for slots without processors. size: T."""
+    """For slots without processors. size: T."""
     allowed = np.full((rows, (vocab_size + 7) // 8), 255, np.int32)
     touched, bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
     factor, penalty = np.ones((rows, size), np.float32), np.zeros((rows, size), np.float32)
@@ -184,8 +155,7 @@ def no_processing(vocab_size: int, rows: int, size: int) -> ProcessedRows:
 
 
 def _restrict(allowed: Bits, listed: Bits) -> None:
-    """Forbid, in each row of `allowed` [rows,V/32], the tokens that are not in `listed` [V/32],
-    unless that would leave the row no token."""
+    """Forbid tokens that are not in `listed` [V/32], unless that would leave a row no token."""
     restricted = allowed & listed
     has_token = restricted.any(-1)
     allowed[has_token] = restricted[has_token]
@@ -193,7 +163,6 @@ def _restrict(allowed: Bits, listed: Bits) -> None:
 
 @lru_cache(maxsize=4)
 def _all_tokens(vocab_size: int) -> Bits:
-    """Return the set [V/32] of all tokens."""
     bits = np.packbits(np.arange(-(-vocab_size // 32) * 32) < vocab_size, bitorder="little")
     return bits.view("<u4").astype(np.uint32)
 
@@ -204,5 +173,5 @@ def _add(bits: Bits, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
 
 
 def _as_bytes(allowed: Bits, vocab_size: int) -> npt.NDArray[np.int32]:
-    """Return the bytes of the words `allowed` [rows,V/32], each as an int32: [rows,V/8]."""
+    """allowed [rows,V/32] -> bytes, each as an int32: [rows,V/8]."""
     return allowed.astype("<u4").view(np.uint8)[:, : (vocab_size + 7) // 8].astype(np.int32)

@@ -1,7 +1,8 @@
-"""Statistics of a generation. Names and definitions are those of vLLM and AIPerf."""
+"""Statistics of a generation."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,14 @@ STATISTICS = (
     *("acceptance_histogram", "acceptance_per_position", "queue_seconds", "prefill_seconds"),
     *("decode_seconds", "engine_seconds", "decode_tokens_per_second"),
 )
-"""The statistics that `Stats.as_dict` has, in this order."""
+"""The order of `Stats.as_dict`."""
 
 
 @dataclass
 class Stats:
-    """Counts and times of one generation. passes: all passes over its sequence. steps: the passes
-    that verified drafts. lookahead: L, the most drafts of a pass, n-gram drafts included."""
+    """Of one generation. steps: passes that verified drafts. lookahead: the most drafts of a
+    pass, n-grams included. steps_by_accepted, steps_by_drafted: steps by their drafts.
+    engine_seconds: of `decode_seconds`, also for other prompts."""
 
     plan: str = "ar"
     lookahead: int = 0
@@ -31,18 +33,21 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     steps_by_accepted: Counter[int] = field(default_factory=Counter)
-    """How many steps accepted 0, 1, 2, ... drafts."""
     steps_by_drafted: Counter[int] = field(default_factory=Counter)
-    """How many steps verified 1, 2, 3, ... drafts."""
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     engine_seconds: float = 0.0
-    """The part of `decode_seconds` in which the backend ran passes or prefilled other sequences."""
+    _decoding_since: float | None = None
+    _engine_seconds_before: float = 0.0
 
-    def record(self, drafted: int, emitted: int) -> None:
-        """Count a pass that verified `drafted` drafts, or a tree of that depth, and emitted so many
-        tokens, including tokens after a stop or the limit, which are not written."""
+    def begin(self, engine_seconds: float) -> None:
+        self._decoding_since = time.perf_counter()
+        self._engine_seconds_before = engine_seconds
+
+    def record(self, drafted: int, emitted: int, engine_seconds: float = 0.0) -> None:
+        """Count a pass. emitted: includes tokens after a stop, which are not written."""
+        self.engine_seconds = engine_seconds - self._engine_seconds_before
         self.passes += 1
         self.emitted += emitted
         if drafted:
@@ -52,27 +57,31 @@ class Stats:
             self.steps_by_accepted[emitted - 1] += 1
             self.steps_by_drafted[drafted] += 1
 
+    def wrote(self, tokens: int) -> None:
+        self.generated_tokens = tokens
+        if self._decoding_since is not None:
+            self.decode_seconds = time.perf_counter() - self._decoding_since
+
     @property
     def tau(self) -> float:
-        """Tokens emitted per pass, bonus tokens included."""
+        """Tokens per pass, bonus tokens included."""
         return self.emitted / self.passes if self.passes else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted per step, the bonus token included: 1 + accepted / steps, as in vLLM."""
+        """1 + accepted / steps, as in vLLM."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """The share of drafts that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """[L]: for i = 1 to L, the share of all steps in which draft i was accepted."""
+        """[L]: the share of all steps in which draft i was accepted."""
         if not self.steps:
             return []
-        # a copy, as another thread may be recording a pass
+        # another thread may record a pass
         steps = tuple(self.steps_by_accepted.items())
         return [
             sum(times for accepted, times in steps if accepted > i) / self.steps
@@ -81,7 +90,7 @@ class Stats:
 
     @property
     def acceptance_of_tried(self) -> list[float | None]:
-        """[L]: the share of the steps with a draft i in which it was accepted; None if none had."""
+        """[L]: the share of the steps with a draft i; None without any."""
         shares: list[float | None] = []
         for i in range(self.lookahead):
             tried = sum(times for drafted, times in self.steps_by_drafted.items() if drafted > i)
@@ -91,19 +100,18 @@ class Stats:
 
     @property
     def acceptance_histogram(self) -> list[int]:
-        """[L+1]: how many steps accepted exactly 0, 1, ..., L drafts; empty without steps."""
+        """[L+1]: the steps that accepted exactly i drafts; empty without steps."""
         return [self.steps_by_accepted[i] for i in range(self.lookahead + 1)] if self.steps else []
 
     @property
     def host_seconds(self) -> float:
-        """The part of `decode_seconds` between passes, mostly for scheduling and for text."""
+        """`decode_seconds` between passes: scheduling and text."""
         return self.decode_seconds - self.engine_seconds
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Generated tokens per second, from the start of the first pass to the last token."""
+        """From the start of the first pass."""
         return self.generated_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every statistic by its name, for JSON."""
         return {name: getattr(self, name) for name in STATISTICS}

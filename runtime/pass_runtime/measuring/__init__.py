@@ -1,1 +1,0 @@
-"""What benchmarks, exports and training share: comparing texts, counting and timing passes."""

@@ -1,10 +1,4 @@
-"""Measures how many tokens a pass writes in real use, on prompts of several kinds.
-
-The trainer (`pass-train evaluate`) and the runtime (`pass-run bench`, `scripts/bench_peers.py`)
-both use this module, so that their results can be compared. Passes after the text has begun to
-repeat itself are counted apart (`lossless.loop_start`). Times that are to be compared are measured
-in turns, so that a busy machine affects all of them alike.
-"""
+"""Prompts of several kinds, the passes they take, and times measured in turns."""
 
 from __future__ import annotations
 
@@ -15,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pass_runtime.backends.base import PassKind
-from pass_runtime.bundle.plan import MAX_LOOKAHEAD
-from pass_runtime.decode.runner import Runner
+from pass_runtime.backends.base import Batch
+from pass_runtime.bundle.window import MAX_LOOKAHEAD
+from pass_runtime.decode.engine import Engine
 from pass_runtime.errors import PassError
 from pass_runtime.files import lines_of, read_text
 from pass_runtime.measuring.lossless import loop_start
@@ -27,14 +21,12 @@ Name = TypeVar("Name")
 Result = TypeVar("Result")
 
 WARM_UP_PASSES, TIMED_PASSES = 2, 10
-"""How many passes are run before some are timed, and how many are timed."""
 
 
 def in_turns(
     calls: Mapping[Name, Callable[[], Result]], rounds: int
 ) -> Iterator[dict[Name, list[Result]]]:
-    """Run every call once in each round. The first round warms up and its results are left out;
-    after every other round, yield the results so far."""
+    """Run every call once a round, and yield the results so far. The first round warms up."""
     results: dict[Name, list[Result]] = {name: [] for name in calls}
     for round_number in range(1 + rounds):
         for name, call in calls.items():
@@ -45,59 +37,44 @@ def in_turns(
             yield results
 
 
-def pass_seconds(runner: Runner, kind: PassKind, *, tail: bool = True) -> tuple[float, float]:
-    """Return the median seconds of the trunk and of the tail in TIMED_PASSES consecutive passes
-    that change no sequence (`Runner.time_masked_pass`).
-
-    The first passes after those of another kind or in another thread take longer, so they are not
-    timed: when requests decode, passes of one kind follow one another in one thread. tail: as for
-    `Runner.time_masked_pass`.
-    """
-    times = [
-        runner.time_masked_pass(kind, tail=tail) for _ in range(WARM_UP_PASSES + TIMED_PASSES)
-    ][WARM_UP_PASSES:]
+def pass_seconds(engine: Engine, batch: Batch, *, tail: bool = True) -> tuple[float, float]:
+    """Return the median seconds of trunk and tail in masked passes. The first ones take longer
+    and are not timed."""
+    for _ in range(WARM_UP_PASSES):
+        engine.time_pass(batch, tail=tail)
+    times = [engine.time_pass(batch, tail=tail) for _ in range(TIMED_PASSES)]
     trunks, tails = zip(*times, strict=True)
     return statistics.median(trunks), statistics.median(tails)
 
 
 FIRST_LOOK_PROMPTS = Path(__file__).with_name("first_look.jsonl")
-"""The default prompts of `pass-run bench`: three of each kind in CORE_KINDS. No weights were
-trained on them. SmolLM2-135M and Qwen2.5-Coder-0.5B, decoding greedily, continue each of them by
-at least 64 tokens before the text ends or repeats itself."""
+"""Of each of CORE_KINDS. No weights were trained on them."""
 CORE_KINDS = ("chat", "text", "code")
-"""The kinds that the runtime's scripts measure by default."""
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
 CONTINUED_KINDS = ("text", "code")
-"""The kinds whose prompts are texts to continue. Prompts of other kinds are chat messages."""
+"""Prompts of other kinds are chat messages."""
 ALL_KINDS = "all"
-"""The name that results have for all kinds together."""
 EXTRA_TOKENS = MAX_LOOKAHEAD + 1
-"""Tokens to generate after the counted ones, so that the last counted pass is complete."""
+"""They complete the last counted pass."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. kind: one of KINDS."""
-
     id: str
     kind: str
     text: str
 
     @property
     def is_message(self) -> bool:
-        """Whether the prompt is put into the model's chat template, if there is one."""
         return self.kind not in CONTINUED_KINDS
 
     @property
     def seed(self) -> int:
-        """The seed to sample with after this prompt, the same in every run."""
         return zlib.crc32(self.id.encode())
 
 
 @dataclass(frozen=True)
 class PassCounts:
-    """Passes of the trunk, and the tokens that they emitted."""
-
     passes: int = 0
     tokens: int = 0
 
@@ -106,16 +83,14 @@ class PassCounts:
 
     @property
     def tau(self) -> float:
-        """Tokens per pass; 0 without passes."""
         return self.tokens / self.passes if self.passes else 0.0
 
 
 def read_prompt_set(
     path: Path, kinds: Collection[str] = KINDS, each: int | None = None
 ) -> list[Prompt]:
-    """Read a .jsonl file whose lines are {"id": ..., "kind": ..., "prompt": ...}, and return its
-    prompts of `kinds`, the first `each` of every kind (None: all), in the order of the file. Raises
-    PassError, with the line number, for any other line, or if there are no such prompts."""
+    """Read lines {"id": ..., "kind": ..., "prompt": ...}: the first `each` of every kind. Raises
+    PassError for another line, or without any."""
     prompts: dict[str, Prompt] = {}
     for line in lines_of(read_text(path)):
         try:
@@ -140,14 +115,14 @@ def read_prompt_set(
 
 
 def encode(session: Session, prompt: Prompt) -> list[int]:
-    """Tokenize a prompt, in the chat template if it is a message and the bundle has a template."""
+    """In the chat template if it is a message."""
     if prompt.is_message and session.chat_template is not None:
         return session.encode_chat([{"role": "user", "content": prompt.text}])
     return session.encode(prompt.text)
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Parse `code,chat` to ("chat", "code"), in the order of KINDS."""
+    """`code,chat` -> ("chat", "code"), in the order of KINDS."""
     named = text.split(",")
     if unknown := [kind for kind in named if kind not in KINDS]:
         raise PassError(f"--kinds has {unknown[0]!r}, which is not one of {', '.join(KINDS)}")
@@ -155,7 +130,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
-    """Parse `0,0.8` to (0.0, 0.8)."""
+    """`0,0.8` -> (0.0, 0.8)."""
     try:
         return tuple(dict.fromkeys(float(value) for value in text.split(",")))
     except ValueError:
@@ -163,7 +138,7 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 
 def split_at_loop(tokens: Sequence[int], count: int) -> tuple[range, range]:
-    """Return the indices of the first `count` tokens: those before the loop, and those in it."""
+    """Return the indices of `count` tokens: before the loop, and in it."""
     end = min(len(tokens), count)
     start = loop_start(tokens)
     loop_index = end if start is None else min(start, end)
@@ -171,8 +146,8 @@ def split_at_loop(tokens: Sequence[int], count: int) -> tuple[range, range]:
 
 
 def count_passes(sizes: Iterable[int], indices: range) -> PassCounts:
-    """Count the passes whose first token has one of `indices`, and all tokens of these passes.
-    sizes: the number of tokens that each pass emitted."""
+    """Count the passes whose first token is at one of `indices`, and their tokens. sizes: tokens
+    by pass."""
     counts, first_index = PassCounts(), 0
     for size in sizes:
         if first_index in indices:

@@ -1,5 +1,4 @@
-"""Finds the tokens that would complete a bad word, which the text of a request must not contain.
-The automaton for this also finds stop strings (`detokenizer`)."""
+"""Finds the tokens that would complete a bad word, which a text must not contain."""
 
 from __future__ import annotations
 
@@ -15,17 +14,12 @@ import numpy.typing as npt
 from pass_runtime.errors import OfOneProcess
 
 ROOT = 0
-"""The state of an automaton after a sequence that does not end with the beginning of a word."""
 
 
 class Automaton:
-    """Aho and Corasick's automaton (1975), which finds words in a sequence of symbols. Its state
-    after a sequence stands for the longest suffix of the sequence with which a word begins.
-
-    words: sequences of symbols, none empty. depth: by state, the length of this suffix.
-    word_length: by state, the length of the longest word at the end of the sequence; 0 if there is
-    none. shorter: by state, the state of the next shorter suffix with which a word begins.
-    """
+    """Finds words in a sequence (Aho, Corasick 1975). A state stands for the longest suffix with
+    which a word begins. By state: depth, its length; word_length, that of the longest word at the
+    end, or 0; shorter, the state of the next shorter suffix."""
 
     def __init__(self, words: Iterable[Sequence[Hashable]]) -> None:
         self._next: dict[tuple[int, Hashable], int] = {}
@@ -40,7 +34,7 @@ class Automaton:
                     self.shorter.append(ROOT)
                 state = following
             self.word_length[state] = len(word)
-        # States of less depth first: `step` needs the `shorter` of all of them.
+        # States of less depth first, which `step` needs.
         edges = sorted(self._next.items(), key=lambda edge: self.depth[edge[1]])
         for (before, symbol), state in edges:
             if before != ROOT:
@@ -49,7 +43,6 @@ class Automaton:
                 self.word_length[state] = self.word_length[self.shorter[state]]
 
     def step(self, state: int, symbol: Hashable) -> int:
-        """Return the state after one more symbol. (On average, at most two look-ups a symbol.)"""
         while (following := self._next.get((state, symbol))) is None:
             if state == ROOT:
                 return ROOT
@@ -58,16 +51,10 @@ class Automaton:
 
 
 MAX_CACHED_MASKS = 64
-"""The most masks that are cached, one for each state of a text. A mask has V / 8 bytes."""
 
 
 class TokenIndex:
-    """Finds the tokens that begin with given bytes, or contain them: it has the places of every
-    pair of bytes. It takes about 120 bytes of memory a token.
-
-    texts: by id, the bytes that a token adds to a text. order: the ids, sorted by these bytes.
-    longest: the number of bytes of the longest token.
-    """
+    """Finds tokens by the places of every pair of bytes. order: the ids sorted by their bytes."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         self.texts = texts
@@ -76,15 +63,12 @@ class TokenIndex:
         self.order = np.array(order, np.int32)
         self._sizes = np.array([len(text) for text in texts])
         self.longest = int(self._sizes.max(initial=0))
-        # the bytes of all tokens, and one more, with which the last byte begins a pair, too
         self._bytes = np.frombuffer(b"".join(texts) + b"\0", np.uint8)
         self._ends = np.cumsum(self._sizes)  # by id, where its bytes end in `_bytes`
-        # by index in `_bytes`, the id whose byte is there
         self._token = np.repeat(np.arange(len(texts), dtype=np.int32), self._sizes)
         pairs = self._bytes[:-1].astype(np.uint16) << 8 | self._bytes[1:]
-        # the indices in `_bytes`, sorted by the pair of bytes that begins there
+        # Indices in `_bytes`, sorted by the pair of bytes that begins there.
         self._places = np.argsort(pairs, kind="stable").astype(np.int32)
-        # by pair of bytes, where its part of `_places` begins; the last entry is the end of all
         self._first = np.append(
             np.searchsorted(pairs[self._places], np.arange(1 << 16)), len(pairs)
         ).tolist()
@@ -95,14 +79,13 @@ class TokenIndex:
         return start, bisect_right(self._sorted, text, start, key=lambda each: each[: len(text)])
 
     def containing(self, text: bytes) -> npt.NDArray[np.int32]:
-        """Return the ids of the tokens that contain `text`. An id may be repeated."""
+        """Return the ids of the tokens that contain `text`, perhaps repeated."""
         if len(text) == 1:  # All pairs that begin with this byte follow one another.
             start, end = self._first[text[0] << 8], self._first[text[0] + 1 << 8]
             return self._token[self._places[start:end]]
         pairs = [before << 8 | after for before, after in pairwise(text)]
         counts = [self._first[pair + 1] - self._first[pair] for pair in pairs]
         rarest = counts.index(min(counts))
-        # where `text` begins if its rarest pair is at one of the pair's places
         places = self._places[self._first[pairs[rarest]] : self._first[pairs[rarest] + 1]] - rarest
         tokens = self._token[places + rarest]
         is_inside_token = (places >= self._ends[tokens] - self._sizes[tokens]) & (
@@ -115,17 +98,14 @@ class TokenIndex:
 
 
 class BadWords(OfOneProcess):
-    """The bad words of a request. A text's state is that of an automaton over its bytes, at first
-    ROOT. Only the thread that decodes may ask for masks.
-
-    words: bytes, none empty.
-    """
+    """The bad words of a request, none empty. A text has the state of an automaton over its bytes.
+    Only the thread that decodes may ask for masks."""
 
     def __init__(self, index: TokenIndex, words: Sequence[bytes]) -> None:
         self._index, self._automaton = index, Automaton(words)
         self._containing = np.zeros(len(index.texts), np.bool_)
         self._completing: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """By state: ranges in `order` of the tokens that complete a word from there."""
+        """By state: ranges in `order` of the tokens that complete a word."""
         for word in dict.fromkeys(words):
             state = ROOT
             for size, symbol in enumerate(word, 1):
@@ -139,22 +119,20 @@ class BadWords(OfOneProcess):
         self.forbidden = lru_cache(maxsize=MAX_CACHED_MASKS)(self._forbidden)
 
     def follow(self, state: int, token: int) -> int:
-        """Return the state of a text after its next token."""
         for symbol in self._index.texts[token]:
             state = self._automaton.step(state, symbol)
         return state
 
     def _forbidden(self, state: int) -> npt.NDArray[np.uint32]:
-        """Return the tokens that would complete a word after this state: bits, [V/32] uint32."""
         mask = np.zeros(-(-len(self._containing) // 32) * 32, np.bool_)
         mask[: len(self._containing)] = self._containing
         ranges = set[tuple[int, int]]()
         while state != ROOT:
             ranges.update(self._completing.get(state, ()))
             state = self._automaton.shorter[state]
-        masked = 0  # the end of the last range that was masked
+        masked = 0
         for start, end in sorted(ranges, key=lambda each: (each[0], -each[1])):
-            # Two ranges are apart, or one lies within the other: skip those within the last one.
+            # Two ranges are apart, or one lies within the other.
             if start >= masked:
                 mask[self._index.order[start:end]] = True
                 masked = end

@@ -1,14 +1,5 @@
-"""Compiles constraints with llguidance, first in a child process with limits of time, memory and
-stack.
-
-A constraint can make llguidance recurse, multiply automata and try combinations without bound.
-Compilation is deterministic, so a constraint that stays within the limits of a child also does so
-in this process, where a thread with a larger stack compiles it again.
-
-llguidance gets its tokens from `PlainTokenizer`. If it read tokenizer.json itself, it would encode
-forced text (text to which the grammar has no alternative) with added tokens, so that `{"const":
-"<|im_end|>"}` ended the text, and refuse tokenizers that are neither byte-level nor byte-fallback.
-"""
+"""Compiles constraints with llguidance, first in a child process, because some recurse and multiply
+automata without bound. What stays within the child's limits does so in this process, too."""
 
 from __future__ import annotations
 
@@ -30,17 +21,12 @@ from pass_runtime.text.neutral_keywords import places, without_neutral_keywords
 MAX_FORCED_CHARACTERS = 1024
 """The most characters of a forced text that are encoded at a time."""
 MAX_ERROR_CHARACTERS = 300
-"""The most characters of an error of llguidance that are shown."""
 
 
 class PlainTokenizer:
-    """A tokenizer for `llguidance.LLTokenizer`, with the attributes that this reads: the bytes of
-    all tokens, and which tokens are not text.
-
-    Added tokens are not text: a grammar can only name them by id (`<[7]>`), and text that spells
-    one is written with other tokens. Two kinds of added tokens are text, though, unless they are
-    special or end a text: those of white space, and those whose text the other tokens cannot write.
-    """
+    """What `llguidance.LLTokenizer` reads. (With tokenizer.json, forced text that spells a special
+    token would become it.) Added tokens are not text, but for white space and what the other tokens
+    cannot write, unless it is special or ends a text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -52,10 +38,10 @@ class PlainTokenizer:
         self._encoder = _without_added_tokens(tokenizer)
         decoder = tokenizer.get_added_tokens_decoder()
         added = {token: info for token, info in decoder.items() if token < vocab_size}
-        for token, info in added.items():  # `Vocabulary` has no bytes for special tokens.
+        for token, info in added.items():
             self.tokens[token] = info.content.encode()
         self._no_text = {*added, *end_tokens}
-        self._by_bytes: dict[bytes, int] = {}  # the lowest id with these bytes that is text
+        self._by_bytes: dict[bytes, int] = {}  # the lowest id that is text
         for token, text in enumerate(self.tokens):
             if text and token not in self._no_text:
                 self._by_bytes.setdefault(text, token)
@@ -71,10 +57,8 @@ class PlainTokenizer:
         self.special_token_ids = sorted(self._no_text)
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens that write `text`: those of the tokenizer if they are text and their
-        bytes are those of `text`, or else the longest tokens from left to right, up to the first
-        byte that no token can write. Only MAX_FORCED_CHARACTERS are read, because llguidance has
-        the forced text tokenized again for every token."""
+        """Return the tokens that write the beginning of `text`: the tokenizer's own, or else the
+        longest ones."""
         text = text[:MAX_FORCED_CHARACTERS]
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         if self._no_text.isdisjoint(ids) and self._written(ids) == text.encode():
@@ -82,14 +66,12 @@ class PlainTokenizer:
         return self._longest_tokens(text.encode())
 
     def _is_writable(self, text: str) -> bool:
-        """Whether tokens that are text can write all of `text`."""
         return self._written(self._longest_tokens(text.encode())) == text.encode()
 
     def _written(self, ids: Sequence[int]) -> bytes:
         return b"".join([self.tokens[token] for token in ids])
 
     def _longest_tokens(self, text: bytes) -> list[int]:
-        """Return the longest tokens from left to right, up to a byte that none can write."""
         ids: list[int] = []
         place = 0
         while place < len(text):
@@ -104,7 +86,6 @@ class PlainTokenizer:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that adds no tokens, and for which added tokens are plain text."""
     fields = json.loads(tokenizer.to_str())
     fields |= {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
     for name in ("normalizer", "pre_tokenizer"):
@@ -113,8 +94,8 @@ def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_prefix(step: Any) -> Any:
-    """Return a normalizer or pre-tokenizer that does the same as `step`, but adds no space before a
-    text; None if nothing else is left to do."""
+    """Return a normalizer or pre-tokenizer without what puts a space before a text; None if it does
+    nothing else."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
@@ -133,12 +114,10 @@ STEP_LIMITS: Mapping[str, Any] = {
     "verbose_errors": False,
 }
 """llguidance's limits: two for a mask (about 10 ms), one for lexer states (2 to 7 KB each)."""
-NO_TOKEN = "NoExtension"
-"""The beginning of llguidance's error if the text is not complete, and no token can follow."""
 
 
 class Compiler:
-    """Compiles constraints for one model. Any thread may call `compile`, but only one at a time."""
+    """Compiles constraints for one model, one at a time."""
 
     def __init__(self, tokenizer: str, vocab_size: int, end_tokens: Sequence[int]) -> None:
         """tokenizer: the text of tokenizer.json. end_tokens: the ids that end a text; not empty."""
@@ -149,8 +128,7 @@ class Compiler:
         self._limits = LLParserLimits(**STEP_LIMITS)
 
     def compile(self, constraint: Constraint) -> Any:
-        """Return an `llguidance.LLMatcher`, the state of a text in its grammar, for an empty text.
-        Raises PassError if the constraint is not valid."""
+        """Return an `llguidance.LLMatcher`. Raises PassError if the constraint is not valid."""
         from llguidance import LLMatcher
 
         try:
@@ -165,9 +143,8 @@ class Compiler:
 
 
 def make_checker(setup: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that child processes run (see `child.ChildPool`). It takes the fields of
-    a `Constraint`, and returns {"bytes": the memory that compiling took}, or {"refused": why the
-    constraint is not valid or cannot be followed}. setup: the arguments of `Compiler`."""
+    """Return the function that the child runs. It takes the fields of a `Constraint`, and returns
+    {"bytes": the memory that compiling took} or {"refused": why}. setup: of `Compiler`."""
     compiler = Compiler(**setup)
 
     def check(fields: dict[str, Any]) -> dict[str, Any]:
@@ -195,15 +172,14 @@ def _try(matcher: Any) -> None:
 
 
 def error_clause(error: str) -> str:
-    """Return an error of llguidance as one line, a clause of at most MAX_ERROR_CHARACTERS."""
-    if error.startswith(NO_TOKEN):
+    """Return an error of llguidance as one line, a clause."""
+    if error.startswith("NoExtension"):
         return "the model has no token that could follow"
     line = " ".join(error.replace("<non-verbose/>", "").split())
     return line if len(line) <= MAX_ERROR_CHARACTERS else line[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
 def _grammar(constraint: Constraint) -> str:
-    """Return the constraint as a grammar in llguidance's own format."""
     from llguidance import LLMatcher
 
     if constraint.json_object:
@@ -221,11 +197,10 @@ def _grammar(constraint: Constraint) -> str:
 
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
-"""A grammar's rule for a JSON schema, as `Constraint.lark` writes it: its name, and the schema."""
+"""A grammar's rule for a JSON schema, as `Constraint.lark` writes it."""
 
 
 def _with_finite_schema(rule: re.Match[str]) -> str:
-    """Return a match of _SCHEMA_RULE with its schema as `_finite` writes it."""
     try:
         return rule[1] + _finite(json.loads(rule[2]))
     except ValueError:  # It is no JSON, of which llguidance will say what is wrong.
@@ -233,8 +208,8 @@ def _with_finite_schema(rule: re.Match[str]) -> str:
 
 
 def _finite(schema: Any) -> str:
-    """Return a schema as JSON, without dead ends and keywords that allow every value. Raises
-    PassError if it has no finite value."""
+    """Return a schema as JSON, without dead ends and neutral keywords. Raises PassError if it has
+    no finite value."""
     finite = without_dead_ends(without_neutral_keywords(schema))
     if finite is False and schema is not False:
         title = f" of {schema['title']}" if isinstance(schema.get("title"), str) else ""
@@ -246,15 +221,12 @@ def _finite(schema: Any) -> str:
 
 
 def _refused(constraint: Constraint, why: str) -> PassError:
-    """Return the error of a constraint that is not valid. why: llguidance's error.
-
-    The grammar may be one that the server made of the schemas of tools. Users did not write it, so
-    the error then names the schema by its title, and the part of the schema by its path."""
+    """Return the error of a constraint that is not valid. Users did not write the grammar that the
+    server makes of tools, so the error names the schema by its title, and the part by its path."""
     kind, schema_error = constraint.kind, why.partition("failed to compile JSON schema: ")[2]
     rules = _SCHEMA_RULE.finditer(constraint.grammar or "")
     schemas = [_without_neutral_keywords(rule[2]) for rule in rules]
     if schema_error and schemas:
-        # Name the first schema that does not compile by itself.
         errors = {schema: error for schema in schemas if (error := _error_of(schema))}
         kind, why = "json_schema", next(iter(errors.values()), schema_error.partition("\n")[0])
         schemas = list(errors)[:1]
@@ -273,8 +245,6 @@ def _refused(constraint: Constraint, why: str) -> PassError:
 
 
 def _without_neutral_keywords(schema: str) -> str:
-    """Return the JSON of a schema without keywords that allow every value; as it is if it is no
-    JSON, or nested too deep."""
     try:
         return json.dumps(without_neutral_keywords(json.loads(schema)))
     except (ValueError, RecursionError):
@@ -282,7 +252,6 @@ def _without_neutral_keywords(schema: str) -> str:
 
 
 def _error_of(schema: str) -> str:
-    """Return llguidance's error for a JSON schema by itself; "" if it compiles."""
     from llguidance import LLMatcher, LLTokenizer
 
     try:
@@ -293,7 +262,6 @@ def _error_of(schema: str) -> str:
 
 
 def _title(schema: str) -> str:
-    """Return " of " and a schema's title (for a tool, the tool's name); "" without a title."""
     try:
         title = json.loads(schema).get("title")
     except (ValueError, RecursionError):
@@ -302,7 +270,6 @@ def _title(schema: str) -> str:
 
 
 def _path(schema: Any, why: str) -> list[str] | None:
-    """Return the path to the keyword that llguidance's error `why` names; None without one."""
     for path, part in places(schema):
         if f"Unknown format: {part.get('format')}" == why.strip():
             return [*path, "format"]
@@ -314,6 +281,6 @@ def _path(schema: Any, why: str) -> list[str] | None:
 
 
 def _memory() -> int:
-    """Return the resident memory of this process in bytes, without mapped files."""
+    """Return the resident memory in bytes, without mapped files."""
     resident, mapped_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - mapped_files) * resource.getpagesize()

@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from pass_runtime.bundle.values import as_flag, as_text, short_repr
+from pass_runtime.bundle.option import Texts, options_class, short_repr
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is written, as options of llguidance: on one line, with ", " and ": ". Otherwise a model
-could write white space for ever, and no text between two values would be forced."""
+"""How JSON is written: a model could write other white space for ever."""
 MAX_GRAMMAR_BYTES = 1 << 20
 """The most bytes of a grammar, a schema, a regular expression, or all choices together."""
 
 
-@dataclass(frozen=True)
+@options_class
 class Constraint:
-    """What the whole text must match. Exactly one of the fields is set.
+    """What the whole text must match. Exactly one of the fields is set: json_schema, text or what
+    `json.loads` makes of it; json_object; regex, as in Rust's crate regex; choice; or grammar, in
+    llguidance's Lark. Whether it is valid is checked when a request begins."""
 
-    json_schema: the text is JSON that follows this schema, which is JSON text or what `json.loads`
-    makes of it. json_object: the text is any JSON object. regex: the text matches a regular
-    expression in the syntax of Rust's crate regex. choice: the text is one of these. grammar: the
-    text follows a context-free grammar in llguidance's variant of Lark's EBNF.
-
-    Raises PassError if no field or several are set, or if one has the wrong type, more than
-    MAX_GRAMMAR_BYTES, or a lone surrogate. Whether it is valid is checked when a request begins.
-    """
-
-    json_schema: str | Mapping[str, Any] | bool | None = None
+    json_schema: Any = None
     json_object: bool = False
     regex: str | None = None
-    choice: Sequence[str] = ()
+    choice: Texts = ()
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "json_object", as_flag("json-object", self.json_object))
-        for name in ("regex", "grammar"):
-            if (value := getattr(self, name)) is not None:
-                as_text(name, value)
-        choices = self.choice
-        if isinstance(choices, str) or not isinstance(choices, Collection):
-            raise PassError(f"choice must be a list of strings, not {short_repr(choices)}")
-        if not all(isinstance(choice, str) and choice for choice in choices):
+        if not all(self.choice):
             raise PassError("every choice must be a string that is not empty")
-        object.__setattr__(self, "choice", tuple(choices))
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _json_text(self.json_schema))
         given = [name for name, is_set in self._fields_set.items() if is_set]
@@ -65,12 +48,10 @@ class Constraint:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
         return next(name for name, is_set in self._fields_set.items() if is_set)
 
     @property
     def _fields_set(self) -> Mapping[str, bool]:
-        """For each field, whether it is set."""
         return {
             "json_schema": self.json_schema is not None,
             "json_object": self.json_object,
@@ -81,7 +62,6 @@ class Constraint:
 
     @property
     def schema(self) -> str:
-        """The JSON schema as JSON text; "" if there is none."""
         return self.json_schema if isinstance(self.json_schema, str) else ""
 
     def lark(self, name: str) -> str:
@@ -101,7 +81,6 @@ class Constraint:
 
 
 def _lark_regex(pattern: str) -> str:
-    """Return `pattern` for Lark: between slashes, with its slashes and line breaks escaped."""
     written, escaped = "", False
     for character in pattern:
         if character == "/" and not escaped:

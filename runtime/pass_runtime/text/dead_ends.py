@@ -1,10 +1,8 @@
 """Takes dead ends out of JSON schemas: parts that a text may begin, but can never end.
 
-llguidance looks at a part of a schema only when the text gets there. So it lets a text begin an
-optional property, an item or an alternative that has no finite value (a loop of `$ref`), and write
-a comma before properties of a pattern (`patternProperties`) whose names are all used already. Here
-the former parts become `false`, and patterns that match few names become properties.
-"""
+llguidance lets a text begin an optional part without a finite value (a loop of `$ref`), and write a
+comma before `patternProperties` whose names are all used. Here the former become `false`, and
+patterns that match few names become properties."""
 
 from __future__ import annotations
 
@@ -17,21 +15,17 @@ from urllib.parse import unquote, urldefrag, urljoin
 MAX_NAMES, MAX_NAME_BYTES = 64, 256
 """A pattern that matches more names, or longer ones, stays a pattern."""
 MAX_STEPS = 100_000
-"""The most looks at parts of a schema, as parts can refer to one another without bound."""
+"""The most looks at parts of a schema."""
 PARTS = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose value has schemas by name."""
 OPTIONAL = ("additionalProperties", "additionalItems", "items")
-"""Keywords whose value is a schema of parts that a text need not have."""
 SINGLE = (*OPTIONAL, "not", "if", "then", "else", "contains", "propertyNames")
-"""Keywords whose value is a schema."""
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-"""Keywords whose value is a list of schemas."""
+"""Keywords whose value has schemas by name, is a schema of optional parts, a schema, or a list."""
 
 
 def without_dead_ends(schema: Any) -> Any:
-    """Return a schema with the same finite values as `schema`, which is not changed; False if it
-    has none. A schema that takes more than MAX_STEPS or is nested too deep is returned
-    unchanged."""
+    """Return a schema with the same finite values, False if it has none. A schema that takes more
+    than MAX_STEPS or is nested too deep is returned as it is."""
     try:
         listed = _with_names_of_patterns(schema)
         finite = _Finite(listed)
@@ -47,13 +41,12 @@ class _TooManyStepsError(Exception):
 
 
 class _Finite:
-    """Finds which parts of the schema `root` have a finite value. has_endless_refs: whether a
-    `$ref` leads to a part without one."""
+    """Finds which parts of `root` have a finite value. has_endless_refs: whether a `$ref` leads to
+    one that has none."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
-        # Each round adds the `$ref`s whose target has a finite value, given those found before.
         self._finite_refs: set[str] = set()
         left = set(_refs(root))
         while newly_finite := {ref for ref in left if self.has(self._target(ref))}:
@@ -62,7 +55,6 @@ class _Finite:
         self.has_endless_refs = bool(left)
 
     def has(self, schema: Any) -> bool:
-        """Whether a schema has a finite value, judged by `$ref`, types and required parts."""
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise _TooManyStepsError
@@ -82,7 +74,6 @@ class _Finite:
 
     def _has_object(self, schema: Mapping[str, Any]) -> bool:
         properties = _dict(schema, "properties")
-        # A name that matches a pattern is taken to have a finite value.
         has_patterns = bool(schema.get("patternProperties"))
         other = has_patterns or schema.get("additionalProperties", True)
         return all(
@@ -121,7 +112,6 @@ class _Finite:
 
 
 def _first_part(schema: Any, is_wanted: Callable[[Any], bool]) -> Any:
-    """Return the first wanted object in a schema, which may be the whole; True if there is none."""
     if isinstance(schema, dict) and is_wanted(schema):
         return schema
     wanted = (_first_part(part, is_wanted) for part in _parts(schema))
@@ -129,7 +119,6 @@ def _first_part(schema: Any, is_wanted: Callable[[Any], bool]) -> Any:
 
 
 def _parts(schema: Any) -> list[Any]:
-    """Return what an object or list has one level down."""
     if isinstance(schema, dict):
         return list(schema.values())
     return schema if isinstance(schema, list) else []
@@ -141,15 +130,15 @@ def _text(schema: Any, name: str) -> str:
 
 
 def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the keywords for an array's first items, each with a schema of its own, and for its
-    other items: those of JSON Schema 2019 or of 2020."""
+    """Return the keywords for an array's first items and for the others, of JSON Schema 2019 or
+    2020."""
     if isinstance(schema.get("items"), list):
         return "items", "additionalItems"
     return "prefixItems", "items"
 
 
 def _without_endless(schema: Any, finite: _Finite) -> Any:
-    """Return `schema` with `false` for parts without a finite value that a text need not have."""
+    """Return `schema` with `false` for optional parts without a finite value."""
     if not isinstance(schema, dict):
         return schema
 
@@ -177,13 +166,11 @@ def _without_endless(schema: Any, finite: _Finite) -> Any:
     first, rest = _item_keywords(schema)
     endless = (i for i, each in enumerate(_list(schema, first)) if not finite.has(each))
     if (end := next(endless, None)) is not None:
-        # The array ends before the first item that has no finite value.
         changed |= {first: changed[first][:end], rest: False}
     return changed
 
 
 def _with_names_of_patterns(schema: Any) -> Any:
-    """Return `schema` with properties in place of the `patternProperties` that match few names."""
     if isinstance(schema, list):
         return [_with_names_of_patterns(each) for each in schema]
     if not isinstance(schema, dict):
@@ -209,8 +196,7 @@ def _with_names_of_patterns(schema: Any) -> Any:
 
 @lru_cache(1024)
 def _names(pattern: str) -> list[str] | None:
-    """Return all names that a pattern matches; None if there are more than MAX_NAMES, or one is
-    longer than MAX_NAME_BYTES. They are found as llguidance lets a text write them."""
+    """Return all names that a pattern matches; None if they are too many or too long."""
     from llguidance import LLMatcher
 
     grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
@@ -235,7 +221,6 @@ def _names(pattern: str) -> list[str] | None:
 
 @cache
 def _byte_tokenizer() -> Any:
-    """Return a tokenizer whose tokens are the 256 bytes, and one that ends a text."""
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")
@@ -247,7 +232,6 @@ def _allowed_bytes(matcher: Any) -> list[int]:
 
 
 def _refs(schema: Any) -> Iterator[str]:
-    """Yield every `$ref` in a schema."""
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
         yield schema["$ref"]
     for part in _parts(schema):

@@ -1,5 +1,4 @@
-"""Fill in the middle: the prompt after which a model writes what stands between two texts, for
-tokenizers that have tokens for it."""
+"""Prompts after which a model writes what stands between two texts (fill in the middle)."""
 
 from __future__ import annotations
 
@@ -14,30 +13,25 @@ CONVENTIONS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-"""The tokens before the text that precedes the gap, before the text that follows it, and before
-what the model writes."""
 ENDS = (
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"),
     *("<fim_pad>", "<fim-pad>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>", "▁<EOT>"),
-    # ends of texts, which models that were trained further for chats may not name
     *("<|endoftext|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>"),
 )
-"""Other tokens with which models end what they write; all that the tokenizer has are used."""
+"""Other tokens with which models end what they write."""
 
 
 class Infill:
-    """Makes the prompts of one tokenizer. end_token_ids: tokens that end what the model writes,
-    besides the model's own end tokens."""
+    """Makes the prompts of one tokenizer. end_token_ids: tokens that end the answer."""
 
     def __init__(self, tokenizer: Tokenizer, markers: list[int]) -> None:
         self._tokenizer, self._markers = tokenizer, markers
         ends = (tokenizer.token_to_id(token) for token in ENDS)
         self.end_token_ids = (*markers, *(token for token in ends if token is not None))
         plain, whole = (encode(tokenizer, "a", add_special_tokens=each) for each in (False, True))
-        self._start = whole[: whole.index(plain[0])]  # what the tokenizer puts before every prompt
+        self._start = whole[: whole.index(plain[0])]
 
     def encode(self, prefix: str, suffix: str) -> list[int]:
-        """Return the token ids of the prompt for what stands between these texts."""
         before, after, gap = self._markers
         return [
             *(*self._start, before, *encode(self._tokenizer, prefix)),
@@ -45,8 +39,6 @@ class Infill:
         ]
 
     def _encode_suffix(self, text: str) -> list[int]:
-        """Return the ids of `text` without the space that some tokenizers, such as CodeLlama's, put
-        before every text."""
         newline = encode(self._tokenizer, "\n")
         if len(newline) > 1:  # a space, and a token that merges with no other
             return encode(self._tokenizer, f"\n{text}")[len(newline) :]

@@ -1,5 +1,4 @@
-"""Takes keywords that allow every value out of JSON schemas, because llguidance refuses some
-keywords whatever their value. Generators write them for every object or list."""
+"""Takes keywords that allow every value out of JSON schemas: llguidance refuses some anyway."""
 
 from __future__ import annotations
 
@@ -14,31 +13,27 @@ DIALECTS = re.compile(
     r"http://json-schema\.org/draft-0[467]/schema#?|"
     r"https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
 )
-"""The values of `$schema` that llguidance knows."""
 FORMATS = {
     *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
     *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
     *("json-pointer", "relative-json-pointer", "regex"),
 }
-"""The formats that JSON Schema defines. Others, such as `password`, are annotations: a validator
-must not fail on them."""
+"""The formats that JSON Schema defines. Others, such as `password`, are annotations."""
 REFUSED = {
     **dict.fromkeys(("uniqueItems", "contains", "minContains", "maxContains"), "array"),
     **dict.fromkeys(("propertyNames", "dependentRequired", "dependentSchemas"), "object"),
     **{"unevaluatedItems": "array", "unevaluatedProperties": "object", "dependencies": "object"},
 }
-"""Keywords that llguidance always refuses, and the type of the values that they can limit."""
+"""Keywords that llguidance always refuses, and the type that they limit."""
 ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     *("contentEncoding", "contentMediaType", "contentSchema"),
     *("$id", "$anchor", "$comment", "$schema", "$defs", "definitions"),
 }
-"""Keywords that limit no value."""
 
 
 def without_neutral_keywords(schema: Any) -> Any:
-    """Return a schema with the same values as `schema`, which is not changed. A schema that is
-    nested too deep is returned as it is."""
+    """Return a schema with the same values; as it is if it is nested too deep."""
     try:
         changed = copy.deepcopy(schema)
         for _, part in places(changed):
@@ -50,7 +45,7 @@ def without_neutral_keywords(schema: Any) -> Any:
 
 
 def places(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path to each object in a schema that is a schema itself, and the object."""
+    """Yield the path to each schema in a schema, and the schema."""
     if not isinstance(schema, dict):
         return
     yield path, schema
@@ -66,7 +61,7 @@ def places(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _is_neutral(key: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a keyword of a schema allows every value, of those that llguidance may refuse."""
+    """Whether a keyword that llguidance may refuse allows every value."""
     value, types = schema[key], _types(schema)
     if key in REFUSED and types and REFUSED[key] not in types:
         return True
@@ -105,6 +100,5 @@ def _allows_all(schema: Any, kind: str = "") -> bool:
 
 
 def _types(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the types that the keyword `type` names."""
     types = schema.get("type", [])
     return types if isinstance(types, list) else [types]

@@ -1,261 +1,195 @@
-"""Encodes conversations in which messages may spell special tokens, as token ids. Special tokens
-come from the chat template and never from a message.
+"""Encodes chats so that special tokens come from the chat template, and never from a message.
 
-A template writes a single string, in which `<|im_end|>` ends a turn, whether it comes from the
-template or from a message. So these conversations are rendered a second time, with the places
-changed that may spell special tokens. Only the first text is encoded, because templates may slice,
-measure and compare messages, and so write something else for changed ones. The second text shows
-which parts of the first come from messages:
-
-1. The letters of the places are exchanged for others of their kind, so that lengths, cases and
-   spaces stay. A special token that has the same letters in both texts comes from the template.
-2. A template that looks for a special token's text in messages does not find it in exchanged ones.
-   So, if the texts differ elsewhere, too, the places get marks around them instead. A special token
-   without marks is the template's.
-3. If these texts differ in more than the marks, messages that spell a special token are refused.
-
-If all special tokens come from the template, the ids are those of Hugging Face's tokenizer.
-Otherwise everything except the template's special tokens is encoded as plain text.
-"""
+A template writes one string, in which `<|im_end|>` ends a turn whoever wrote it. So the letters of
+special tokens that messages spell, or might spell together with their neighbours, are exchanged for
+private-use characters before the template is rendered, and exchanged back afterwards. A template
+that looks for a special token in a message does not find it."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from pass_runtime.errors import PassError
-from pass_runtime.text.chat_template import (
-    PRIVATE_USE_START,
-    Places,
-    Span,
-    SpecialTokens,
-    strings_in,
-    unguessable,
-)
 from pass_runtime.text.detokenizer import encode
 
-
-@dataclass(frozen=True)
-class _PlainTextTokenizer:
-    """A tokenizer that encodes the texts of special tokens as plain text.
-
-    The template's own special tokens are put into the text as stand-ins: secret texts that this
-    tokenizer encodes as one token each. stand_ins: the stand-in of each special token id. ids: the
-    special token id, by the id of the stand-in's token. unknown: the id for characters that have no
-    token.
-    """
-
-    tokenizer: Tokenizer
-    stand_ins: Mapping[int, str]
-    ids: Mapping[int, int]
-    unknown: int | None
+PRIVATE_USE = range(0xE000, 0xF900)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_PRIVATE_OR_ESCAPED = re.compile(r"[\ue000-\uf8ff]|\\u[0-9a-f]{4}")
 
 
 class ChatEncoder:
-    """Encodes conversations. Any thread may call `encode`."""
+    """Encodes chats for one tokenizer. Any thread may call `encode`."""
 
-    def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = special
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {number: token for number, token in added.items() if token.special}
+        texts = dict.fromkeys(token.content for token in self._special.values())
+        self._beginnings, self._endings = set[str](), set[str]()
+        for text, size in [(each, size) for each in texts for size in range(1, len(each))]:
+            beginning, ending = text[:size], text[size:]
+            # A neighbour that has all letters of a token, and is none itself, spells it on purpose.
+            if _letters(beginning) or not _letters(text) or ending in texts:
+                self._beginnings.add(beginning)
+            if _letters(ending) or not _letters(text) or beginning in texts:
+                self._endings.add(ending)
+        self._max_size = max(map(len, texts), default=0)
+        self._characters = sorted(set("".join(texts)))
+        # All text but special tokens becomes the finder's token 0.
+        self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+        self._finder.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
+        self._by_finder_id = {
+            self._finder.token_to_id(token.content): number
+            for number, token in self._special.items()
+        }
         self._lock = Lock()
 
-    def encode(self, messages: Any, text: str, render: Callable[[Any], str]) -> list[int]:
-        """Return the ids of a conversation. messages: all input that is not trusted. text: the
-        prompt that `render` makes of it. Raises PassError if a message holds the text of a special
-        token that cannot be encoded as plain text, or that cannot be distinguished from the
-        template's."""
-        strings = list(strings_in(messages))
-        spans = self._special.spans(text)
-        places = [self._without_absent(each, spans) for each in self._special.places(strings)]
-        if any(places) and spans:
-            of_template = self._of_template(text, messages, strings, places, render)
-            if of_template != spans:
-                return self._encode_parts(_parts(text, of_template))
-        return encode(self._tokenizer, text)
-
-    def _of_template(
-        self,
-        text: str,
-        messages: Any,
-        strings: Sequence[str],
-        places: Sequence[Places],
-        render: Callable[[Any], str],
-    ) -> list[Span]:
-        """Return the special tokens in `text` that the template wrote. text: the prompt. strings,
-        places: the strings in the messages, and the places in each."""
-        for variant in (_ExchangedCharacters(), _MarkedPlaces()):
-            changed = _replaced(messages, map(variant.change, strings, places))
-            try:
-                other = render(changed)
-            except PassError:  # The template refuses the changed messages.
-                continue
-            of_template = variant.kept(text, other, self._special.spans(other))
-            if of_template is not None:
-                return of_template
-        spelled = next(
-            (
-                self._special.tokens[number].content
-                for each in places
-                for _, _, number in each.whole
-            ),
-            None,
+    def encode(self, messages: Any, render: Callable[[Any], str]) -> list[int]:
+        """Return the ids of the prompt that `render` makes of `messages`, nested lists and mappings
+        of text. Raises PassError if a special token cannot be encoded as plain text."""
+        try:
+            strings = list(strings_in(messages))
+        except RecursionError:
+            raise PassError("the messages are nested too deeply; send flatter ones") from None
+        if not any(map(self._places, strings)):
+            return encode(self._tokenizer, render(messages))
+        private = self._private_characters("".join([*strings, *self._characters]))
+        parts = self._parts(render(_mapped(messages, lambda text: self._hidden(text, private))))
+        own = {hidden: character for character, hidden in private.items()}
+        own |= {_escaped(hidden): _escaped(character) for hidden, character in own.items()}
+        parts = [
+            _PRIVATE_OR_ESCAPED.sub(lambda match: own.get(match[0], match[0]), part)
+            if isinstance(part, str)
+            else part
+            for part in parts
+        ]
+        text = "".join(
+            part if isinstance(part, str) else self._special[part].content for part in parts
         )
-        if spelled is not None:
-            raise PassError(
-                f"a message holds the text of the special token {spelled}, and the chat template "
-                "reads the message in a way that hides its place in the prompt; leave that text "
-                "out"
-            )
-        return self._special.spans(text)
+        # If all special tokens are the template's, the ids are those of Hugging Face.
+        return encode(self._tokenizer, text) if self._parts(text) == parts else self._ids(parts)
 
-    def _without_absent(self, places: Places, spans: Sequence[Span]) -> Places:
-        """Return `places` without the special tokens of which the prompt, whose special tokens are
-        `spans`, has no part: they need no change, and a template that looks for them in messages
-        still finds them."""
-        present = {self._special.tokens[number].content for _, _, number in spans}
-        spelled = ((span, self._special.tokens[span[2]].content) for span in places.whole)
-        kept = [span for span, text in spelled if any(each in text for each in present)]
-        return replace(places, whole=kept)
+    def _spans(self, text: str) -> list[tuple[int, int, int]]:
+        encoding = self._finder.encode(_SURROGATE.sub("\ufffd", text))
+        return [
+            (*span, self._by_finder_id[token])
+            for span, token in zip(encoding.offsets, encoding.ids, strict=True)
+            if token
+        ]
 
-    def _encode_parts(self, parts: Sequence[str | int]) -> list[int]:
-        """Return the ids of `parts`: plain text, and ids of the template's special tokens."""
+    def _places(self, text: str) -> set[int]:
+        """Return the indices of the letters of special tokens, or of parts of them at the ends of
+        `text`, which its neighbours may complete."""
+        spans = [(start, end) for start, end, _ in self._spans(text)]
+        if not text.isidentifier():  # Templates make tokens of roles.
+            for size in range(1, 1 + min(len(text), self._max_size)):
+                if text[:size] in self._endings:
+                    spans.append((0, size))
+                if text[-size:] in self._beginnings:
+                    spans.append((len(text) - size, len(text)))
+        places = set[int]()
+        for start, end in spans:
+            letters = [start + i for i in _letters(text[start:end])]
+            places.update(letters or range(start, end))
+        return places
+
+    def _private_characters(self, text: str) -> dict[str, str]:
+        """Return a character that `text` lacks for each one of special tokens."""
+        free = (
+            character
+            for character in map(chr, PRIVATE_USE)
+            if character not in text and _escaped(character) not in text
+        )
+        private = dict(zip(self._characters, free, strict=False))
+        if len(private) < len(self._characters):
+            raise PassError("the messages have too many private-use characters; leave them out")
+        return private
+
+    def _hidden(self, text: str, private: Mapping[str, str]) -> str:
+        while places := self._places(text):  # Tokens may overlap.
+            text = "".join(private[c] if i in places else c for i, c in enumerate(text))
+        return text
+
+    def _parts(self, text: str) -> list[str | int]:
+        parts: list[str | int] = []
+        done = 0
+        for start, end, number in self._spans(text):
+            parts += [text[done:start], number]
+            done = end
+        return [*parts, text[done:]]
+
+    def _ids(self, parts: Sequence[str | int]) -> list[int]:
         with self._lock:
-            plain = self._plain
-        text = "".join(part if isinstance(part, str) else plain.stand_ins[part] for part in parts)
-        ids = encode(plain.tokenizer, text)
+            tokenizer, stand_ins, unknown = self._plain
+        text = "".join(part if isinstance(part, str) else stand_ins[part] for part in parts)
+        ids = encode(tokenizer, text)
         for token in ids:
-            if token in self._special.tokens and token != plain.unknown:
-                spelled = self._special.tokens[token].content
+            if token in self._special and token != unknown:
                 raise PassError(
-                    f"a message holds the text of the special token {spelled}, which the tokenizer "
-                    "cannot encode as plain text; leave that text out"
+                    f"a message holds the text of the special token {self._special[token].content},"
+                    " which the tokenizer cannot encode as plain text; leave that text out"
                 )
-        return [plain.ids.get(token, token) for token in ids]
+        own = {tokenizer.token_to_id(text): number for number, text in stand_ins.items()}
+        return [own.get(token, token) for token in ids]
 
     @cached_property
-    def _plain(self) -> _PlainTextTokenizer:
-        """The tokenizer for plain text, made on first use, because it takes much memory."""
+    def _plain(self) -> tuple[Tokenizer, Mapping[int, str], int | None]:
+        """A tokenizer that encodes special tokens as plain text, and a secret stand-in of each as
+        one token; the stand-ins; and the id for characters that have no token. It is made on first
+        use, because it takes much memory."""
         tokenizer_json = self._tokenizer.to_str()
         model = json.loads(tokenizer_json)["model"]
         tokenizer = Tokenizer.from_str(tokenizer_json)
         tokenizer.encode_special_tokens = True
-        secret = unguessable(8)
+        secret = "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(8))
         stand_ins = {
-            number: secret
-            + chr(PRIVATE_USE_START + i // 1024)  # two characters, which differ for each token
-            + chr(PRIVATE_USE_START + i % 1024)
-            for i, number in enumerate(self._special.tokens)
+            number: secret + chr(PRIVATE_USE[i // 1024]) + chr(PRIVATE_USE[i % 1024])
+            for i, number in enumerate(self._special)
         }
         tokenizer.add_tokens(
             [
                 AddedToken(
                     stand_ins[number], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False
                 )
-                for number, token in self._special.tokens.items()
+                for number, token in self._special.items()
             ]
         )
-        ids = {tokenizer.token_to_id(text) or 0: number for number, text in stand_ins.items()}
         # Unigram models name the unknown token by its id, other models by its text.
         unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
-        return _PlainTextTokenizer(tokenizer, stand_ins, ids, unknown)
+        return tokenizer, stand_ins, unknown
 
 
-class _ExchangedCharacters:
-    """A way to change places: their characters become others of the same kind."""
-
-    def __init__(self) -> None:
-        self._others = _OtherCharacters()
-
-    def change(self, text: str, places: Places) -> str:
-        """Return `text`, a string of a message, with its places changed."""
-        written = list(text)
-        for start, end, _ in places.whole:
-            letters = [i for i in range(start, end) if text[i].isascii() and text[i].isalnum()]
-            for i in letters or range(start, end):
-                written[i] = text[i].translate(self._others)
-        for i in [0] * places.before + [len(text) - 1] * places.after:  # so it completes no token
-            written[i] = text[i].translate(self._others)
-        return "".join(written)
-
-    def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Return the special tokens in `other`, the prompt of changed messages, that are the same
-        in `text`, the prompt; None if the two differ in more than exchanged characters."""
-        if len(text) != len(other):
-            return None
-        exchanged = text.translate(self._others)
-        if any(b not in (a, c) for a, b, c in zip(text, other, exchanged, strict=True)):
-            return None
-        return [span for span in spans if text[span[0] : span[1]] == other[span[0] : span[1]]]
+def _letters(text: str) -> list[int]:
+    return [i for i, character in enumerate(text) if character.isalnum()]
 
 
-class _OtherCharacters(dict[int, int]):
-    """A table for `str.translate`: for each character, a random other one of the same kind."""
-
-    def __init__(self) -> None:
-        for characters in (string.ascii_lowercase, string.ascii_uppercase, string.digits, "<>"):
-            shift = 1 + secrets.randbelow(len(characters) - 1)
-            self |= str.maketrans(characters, characters[shift:] + characters[:shift])
-        self._other = ord(unguessable(1))
-
-    def __missing__(self, _: int) -> int:
-        return self._other
-
-
-class _MarkedPlaces:
-    """A way to change places: they get marks before and after them."""
-
-    def __init__(self) -> None:
-        self._begin, self._end = unguessable(4), unguessable(4)
-
-    def change(self, text: str, places: Places) -> str:
-        """Return `text`, a string of a message, with marks. Its start gets `_begin` and its end
-        `_end`, so that a special token that the template writes between two strings does not stand
-        between `_begin` and `_end`."""
-        parts, done = [self._begin] if places.before else [], 0
-        for start, end, _ in places.whole:
-            parts += [text[done:start], self._begin, text[start:end], self._end]
-            done = end
-        return "".join([*parts, text[done:], self._end if places.after else ""])
-
-    def kept(self, text: str, other: str, spans: Sequence[Span]) -> list[Span] | None:
-        """Return the special tokens without marks in `other`, the prompt of changed messages, with
-        their places in `text`, the prompt; None if the two differ in more than marks."""
-        of_template, place, done = [], 0, 0
-        for start, end, number in spans:
-            place += len(self._without(other[done:start]))
-            if not (other.endswith(self._begin, 0, start) and other.startswith(self._end, end)):
-                of_template.append((place, place + end - start, number))
-            place, done = place + end - start, end
-        return of_template if self._without(other) == text else None
-
-    def _without(self, text: str) -> str:
-        return text.replace(self._begin, "").replace(self._end, "")
-
-
-def _parts(text: str, spans: Sequence[Span]) -> list[str | int]:
-    """Split `text` at its special tokens, `spans`, into text and the tokens' ids, in turn."""
-    parts: list[str | int] = []
-    done = 0
-    for start, end, number in spans:
-        parts += [text[done:start], number]
-        done = end
-    return [*parts, text[done:]]
-
-
-def _replaced(value: Any, strings: Iterator[str]) -> Any:
-    """Return `value` with `strings` in place of those that `strings_in` yields."""
+def strings_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        return next(strings)
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from strings_in(key)
+            yield from strings_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from strings_in(item)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
     if isinstance(value, Mapping):
-        return {_replaced(key, strings): _replaced(item, strings) for key, item in value.items()}
-    return (
-        [_replaced(item, strings) for item in value] if isinstance(value, list | tuple) else value
-    )
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    return [_mapped(item, change) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character)[1:-1]

@@ -18,15 +18,14 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class FailureLog:
-    """Logs the failures of a loop at most once in LOG_INTERVAL_SECONDS: a loop that polls could
-    fail fifty times a second."""
+    """Logs the failures of a loop at most once in LOG_INTERVAL_SECONDS."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Suppress an exception of the `with` block, and log it if it is time to."""
+        """Suppress an exception of the block, and log it if it is time to."""
         try:
             yield
         except Exception as error:
@@ -37,12 +36,11 @@ class FailureLog:
 
 
 class TritonMetricSink:
-    """A `MetricSink` that sends every value to Triton from one thread of its own: Triton crashes if
-    two threads send at a time, and decoding must not wait for Triton."""
+    """A `MetricSink` with a thread that sends to Triton: it crashes if two threads send at a time,
+    and decoding must not wait for it."""
 
     def __init__(self, pb_utils: Any, instance: str) -> None:
-        """instance: the value of the label `instance`, since each instance of a model has gauges of
-        its own. If Triton was started without metrics, nothing is recorded."""
+        """instance: the label of the gauges. If Triton has no metrics, nothing is recorded."""
         self._pb_utils, self._instance = pb_utils, instance
         self._families: dict[Metric, Any] = {}
         self._labelled: dict[tuple[Metric, tuple[object, ...]], Any] = {}
@@ -70,7 +68,6 @@ class TritonMetricSink:
                 self.record(metric, value, model, *labels)
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
         self._queue.put(None)
         self._thread.join()
 

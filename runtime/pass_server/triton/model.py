@@ -1,9 +1,5 @@
-"""The model that Triton's Python backend calls. It decodes each request as a sequence of a session,
-in an event loop that runs in a thread of its own.
-
-`1/model.py` in a model repository sets `Model.pb_utils` to Triton's utilities; tests set a
-stand-in.
-"""
+"""The model that Triton's Python backend calls. An event loop in a thread of its own decodes each
+request as a sequence of a session."""
 
 from __future__ import annotations
 
@@ -37,13 +33,11 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Calls `on_signal` in `loop` for each SIGTERM and SIGINT until `close`. Python writes the
-    signals to a socket (`signal.set_wakeup_fd`), which the loop reads: handlers in Python would
-    only run once the main thread returns from Triton."""
+    """Calls `on_signal` in `loop` for each SIGTERM and SIGINT until `close`. A socket tells the
+    loop: Python's handlers run only after the main thread returns from Triton."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> None:
-        """loop: one that does not run yet. Only an object that the main thread makes gets signals,
-        because Python can handle signals nowhere else; for others `on_signal` is never called."""
+        """loop: does not run yet. Signals come only to an object that the main thread makes."""
         self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -61,7 +55,7 @@ class Signals:
             )
 
     def close(self) -> None:
-        """Restore the previous handlers, after the loop has ended, in the thread of `__init__`."""
+        """Restore the handlers, after the loop has ended, in the thread of `__init__`."""
         if self._in_main_thread:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
             for number, handler in self._previous_handlers.items():
@@ -77,7 +71,6 @@ class Signals:
 
 
 POLL_SECONDS = 0.02
-"""How often requests are checked for cancellation, and gauges updated."""
 
 
 class Model:
@@ -86,7 +79,7 @@ class Model:
     pb_utils: Any
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, and time the passes from which `auto` chooses plans."""
+        """Open the bundle, and warm the session up."""
         try:
             settings = self._settings(args)
             directory = Path(args["model_repository"])
@@ -111,8 +104,7 @@ class Model:
         self._crash_recorder = CrashRecorder(directory / args["model_version"] / "crashes.log")
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand requests to the event loop, which sends their responses later. Their tensors are
-        read before this returns, since their memory is Triton's."""
+        """Hand requests to the event loop. Tensors are read at once: their memory is Triton's."""
         for request in requests:
             sender = ResponseSender(self.pb_utils, request)
             try:
@@ -138,7 +130,6 @@ class Model:
         self._service.session.close()
 
     def _settings(self, args: dict[str, str]) -> Settings:
-        """Return the model's settings, and set `_inputs`, the names of its inputs."""
         parameters = json.loads(args["model_config"]).get("parameters", {})
         settings = read_settings(
             {name: value["string_value"] for name, value in parameters.items()}
@@ -153,7 +144,6 @@ class Model:
         return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
 
     def _run(self) -> None:
-        """Run the event loop until `finalize` stops it."""
         asyncio.set_event_loop(self._loop)
         polling = self._loop.create_task(self._poll())
         self._loop.run_forever()
@@ -164,8 +154,8 @@ class Model:
         self._loop.close()
 
     def _drain(self) -> None:
-        """At the first signal, give requests under way `drain_seconds`; at the second, cancel them.
-        Triton crashes if requests outlast its own time-out."""
+        """At the first signal, give requests `drain_seconds`; at the second, cancel them. Triton
+        crashes if requests outlast its time-out."""
         task = self._loop.create_task(
             self._service.drain(0 if self._service.draining else self._drain_seconds)
         )
@@ -173,8 +163,7 @@ class Model:
         task.add_done_callback(self._drains.discard)
 
     async def _poll(self) -> None:
-        """Cancel the requests that clients have cancelled, and update the gauges. A failure for one
-        request is logged, and the others are still checked."""
+        """Cancel the requests that clients have cancelled, and update the gauges."""
         while True:
             for task, sender in list(self._senders.items()):
                 with self._failures.logged():
@@ -194,7 +183,7 @@ class Model:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Send a cancelled request's last response: its `_answer` may not even have begun."""
+        """Send a cancelled request's last response."""
         sender = self._senders.pop(task)
         if task.cancelled():
             sender.end_cancelled()
@@ -228,9 +217,9 @@ class Model:
 
 
 class CrashRecorder:
-    """A child process that appends a line to the file `crashes` if this process dies before `end`.
-    Triton itself does not restart the process of a model, but with --model-control-mode=poll it
-    loads a model again if one of its files has changed."""
+    """A child process that appends a line to `crashes` if this process dies before `end`. Triton
+    does not restart the process of a model, but with --model-control-mode=poll it loads a model
+    again if a file of it has changed."""
 
     def __init__(self, crashes: Path) -> None:
         self._lock = threading.Lock()
@@ -243,7 +232,7 @@ class CrashRecorder:
         )
 
     def record(self) -> None:
-        """Append the line now: the model cannot answer any more. Repeated calls do nothing."""
+        """Append the line now, once: the model cannot answer any more."""
         self._tell(b"")
 
     def end(self) -> None:
@@ -256,8 +245,7 @@ class CrashRecorder:
 
 
 def visible_device(number: str) -> str:
-    """Return the CUDA_VISIBLE_DEVICES with which a process sees only Triton's GPU `number`. Triton
-    numbers the GPUs in its own CUDA_VISIBLE_DEVICES; without that, all GPUs."""
+    """Return the CUDA_VISIBLE_DEVICES for a GPU. number: among those that Triton sees."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = [name.strip() for name in names if name.strip()]
     return visible[int(number)] if int(number) < len(visible) else number

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import ValidationError
 
-from pass_runtime import REQUEST_FIELDS, Token
+from pass_runtime import REQUEST_OPTIONS, Token
+from pass_server.answers import Choice, TokenTexts, finite, pass_field
 from pass_server.api_error import ApiError, validation_error
-from pass_server.choices import Choice
-from pass_server.fields import null_or
-from pass_server.formatters import pass_field
-from pass_server.logprobs import TokenTexts, finite
 from pass_server.schemas import CompletionRequest
 from pass_server.triton.config import (
     EXCLUDE_INPUT,
@@ -28,27 +25,30 @@ from pass_server.triton.config import (
     TEXT_OUTPUT,
 )
 
-HTTP_NAMES = {field.triton: field.http for field in REQUEST_FIELDS if field.triton and field.http}
+HTTP_NAMES = {
+    each.triton: each.http for each in REQUEST_OPTIONS.values() if each.triton and each.http
+}
 """Fields of a completion by the names of their inputs. Other inputs have their field's name."""
 Tensors = Mapping[str, np.ndarray]
-"""The tensors of a request, by name."""
 
 
 class TritonRequest(CompletionRequest):
-    """A completion of one sequence. The fields below are not supported."""
+    """A completion of one sequence."""
 
-    n: Any = null_or(1)
-    best_of: Any = null_or(1)
-    echo: Any = null_or(False)
-    pass_details: Any = null_or(False)
-    guided_decoding: Any = null_or()
-    lora_name: Any = null_or()
+    neutral: ClassVar = {
+        "n": (1,),
+        "best_of": (1,),
+        "echo": (False,),
+        "pass_details": (False,),
+        "guided_decoding": (),
+        "lora_name": (),
+    }
 
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain. stream: whether there is one for every pass. returned: the inputs
-    `return_...` that are true. prefix: the prompt's text if the output repeats it, else ""."""
+    """What responses contain. stream: one for every pass. returned: the inputs `return_...` that
+    are true. prefix: the prompt's text if the output repeats it."""
 
     stream: bool
     returned: frozenset[str]
@@ -58,12 +58,8 @@ class ResponseOptions:
 def read_request(
     model: str, tensors: Tensors, parameters: str
 ) -> tuple[TritonRequest, ResponseOptions]:
-    """Return the completion that a request asks for, and what its responses contain. Raises
-    ApiError if a value is invalid or contradicts another value.
-
-    parameters: JSON of the request's parameters in Triton. The client may put there what the input
-    `sampling_parameters` may hold.
-    """
+    """Return the completion that a request asks for, and what its responses contain. parameters:
+    JSON of the request's parameters, which may have what `sampling_parameters` may."""
     inputs = {
         HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims)
         for each in SAMPLING_INPUTS
@@ -86,7 +82,6 @@ def read_request(
 
 
 def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> ResponseOptions:
-    """Return what responses contain. flags: the values of RESPONSE_FLAGS. text: the text prompt."""
     stream = flags.pop("stream")
     prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
@@ -95,7 +90,7 @@ def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> Re
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
-    """Return a tensor as Python values; None if the request has no tensor of that name."""
+    """Return a tensor as Python values; None if there is none."""
     if (tensor := tensors.get(name)) is None:
         return None
     values = [_scalar(name, value) for value in tensor.reshape(-1)]
@@ -118,7 +113,6 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def _client_parameters(parameters: str) -> str | None:
-    """Return the client's parameters, without those that Triton adds; None if there are none."""
     values = _json_object(parameters) if parameters else {}
     clients = {name: value for name, value in values.items() if not name.startswith("triton_")}
     return json.dumps(clients) if clients else None
@@ -136,8 +130,6 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _merge(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
-    """Add parameters to `fields`. Raises ApiError if `fields` has another value for one of them, or
-    one is no sampling parameter."""
     for name, value in parameters.items():
         if name in fields and fields[name] != value:
             raise ApiError(f"{name} is given twice with different values", param=name)
@@ -147,8 +139,8 @@ def _merge(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
 
 
 def _rename_chat_logprobs(fields: dict[str, Any], *, logprobs: bool) -> None:
-    """Replace a chat's fields `logprobs` (bool) and `top_logprobs`, which Triton's OpenAI frontend
-    sends, by a completion's `logprobs` (int). logprobs: whether the response needs any."""
+    """Make a completion's `logprobs` (int) of a chat's `logprobs` (bool) and `top_logprobs`, which
+    Triton's OpenAI frontend sends. logprobs: the response needs some."""
     top = fields.pop("top_logprobs", None)
     requested = fields.get("logprobs")
     if isinstance(requested, bool):
@@ -163,7 +155,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class OutputTensors:
-    """Makes the output arrays of responses. tokens: whether they have token ids and not text."""
+    """Makes the output arrays of responses, with token ids or text."""
 
     def __init__(self, texts: TokenTexts, *, tokens: bool) -> None:
         self._texts, self._tokens = texts, tokens
@@ -177,8 +169,8 @@ class OutputTensors:
         *,
         last: bool,
     ) -> Arrays:
-        """Return the arrays of one response. tokens, text: those since the previous response. As in
-        vLLM, `num_output_tokens` counts these alone, so that the counts of a stream add up."""
+        """Return the arrays of a response. tokens, text: those since the previous one, which
+        `num_output_tokens` counts, as in vLLM."""
         generation = choice.generation
         reason = str(generation.finish_reason) if last else "None"  # as in vLLM's backend
         arrays = self._text(options.prefix + text, tokens) | {
@@ -206,8 +198,7 @@ class OutputTensors:
         return {TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
-        """Return the log-probabilities of the token and of the likeliest ones in vLLM's form, by
-        token id. The rank is 1 for the likeliest token, and None if it is not known."""
+        """Return log-probabilities by token id, in vLLM's form. An unknown rank is None."""
         assert token.logprobs is not None
         ranks = {other: rank for rank, (other, _) in enumerate(token.logprobs.top, 1)}
         values = dict(token.logprobs.top) | {token.id: token.logprobs.logprob}
@@ -226,8 +217,8 @@ def _strings(text: str) -> np.ndarray:
 
 
 class ResponseSender:
-    """Sends the responses of one request to Triton; one thread calls all methods. Triton crashes if
-    an ended request is checked for cancellation, so after the last response nothing is called."""
+    """Sends the responses of a request, from one thread. Triton crashes if an ended request is
+    checked for cancellation."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._pb_utils, self._sender = pb_utils, request.get_response_sender()
@@ -235,7 +226,6 @@ class ResponseSender:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client has cancelled the request before its last response."""
         return not self._ended and self._sender.is_cancelled()
 
     def send(self, arrays: Arrays, *, last: bool) -> None:

@@ -1,48 +1,38 @@
 """Gives a Python process one fake GPU: imports of cuda-python and TensorRT return the fakes of
-tests/runtime (fake_cuda.py, fake_tensorrt.py). Python imports this file at its start if PYTHONPATH
-has its directory.
+tests/runtime. Python imports this file at its start if PYTHONPATH has its directory.
 
-The environment variable FAKE_GPU holds the GPU's faults as JSON: `driver` (the newest CUDA version
-that the driver runs; 0: there is no driver), `limit` (bytes of memory), `fail_capture` (the
-function that fails in a capture), `version` (of TensorRT), `hangs` (whether an allocation never
-returns)."""
+FAKE_GPU holds the GPU's faults as JSON: `driver` (the newest CUDA version that it runs) and
+`fail_capture` (the function that fails in a capture)."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-LIBRARY_CUDA = 13040
-"""The CUDA version of the library, as CUDA writes 13.4."""
-OLD_DRIVER_ERROR = 35
+LIBRARY_CUDA, OLD_DRIVER_ERROR = 13040, 35
 FAULTS = json.loads(os.environ.get("FAKE_GPU", "{}"))
 
 
 @cache
 def fake_cuda() -> Any:
-    """Return the stand-in for cuda.bindings.runtime."""
-    sys.path.append(str(ROOT / "tests/runtime"))
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "runtime"))
     from fake_cuda import FakeCuda
 
-    gpu = FakeCuda(limit=FAULTS.get("limit", 1 << 30))
+    gpu = FakeCuda(limit=1 << 30)
     gpu.fail_capture = FAULTS.get("fail_capture", "")
     driver = FAULTS.get("driver", LIBRARY_CUDA)
     gpu.cudaDriverGetVersion = lambda: (0, driver)
     gpu.cudaRuntimeGetVersion = lambda: (0, LIBRARY_CUDA)
     if driver < LIBRARY_CUDA // 1000 * 1000:
         gpu.cudaGetDeviceCount = lambda: (OLD_DRIVER_ERROR, 0)
-    if FAULTS.get("hangs"):
-        gpu.cudaMalloc = lambda _: time.sleep(3600)
     return gpu
 
 
@@ -51,22 +41,18 @@ def fake_tensorrt() -> Any:
     device = fake_cuda()  # which also makes fake_tensorrt importable
     from fake_tensorrt import FakeTensorRT
 
-    library = FakeTensorRT(device)
-    library.__version__ = FAULTS.get("version", library.__version__)
-    return library
+    return FakeTensorRT(device)
 
 
-def build_engines(bundle: Path, config: Any, _progress: Any) -> None:
-    """Stand in for `build_engines` of the exporter: add engines that the fake TensorRT can load."""
+def build_engines(bundle: Path, config: Any, _progress: Any) -> Any:
+    """Add engines that the fake TensorRT can load, and return the report of none."""
     fake_cuda()
     from fake_engines import add_fake_engines
 
-    from pass_runtime.bundle.read import read_manifest
-    from pass_runtime.errors import PassError
-
-    if read_manifest(bundle).engines:
-        raise PassError(f"{bundle} has engines fake already; use --force to build them again")
     add_fake_engines(bundle, config.max_seq_len)
+    engine = SimpleNamespace(profiles=())
+    engines = SimpleNamespace(engines=[engine], path=Path, targets=(), capacities=(0,))
+    return SimpleNamespace(engines=engines, resumed=0, bytes=0, memory="", comparisons=())
 
 
 class FakeModule(Loader):

@@ -1,8 +1,6 @@
-// A bundle, a session that decodes with it, and generations, the requests of a session.
-//
 // A session has no thread of its own that decodes: a thread that waits for a token, or calls
-// `step`, decodes for all requests. Any thread may call any method of a session. Only one thread at
-// a time may use a generation, but any thread may call `cancel`.
+// `step`, decodes for all requests. Any thread may use a session. Only one thread at a time may use
+// a generation, but any may call `cancel`.
 #pragma once
 
 #include <filesystem>
@@ -22,11 +20,10 @@ namespace pass {
 class Core;
 class Tokenizer;
 
-// A directory that pass-export wrote, with a valid manifest and all its files. Move-only.
+// A directory that pass-export wrote. Move-only.
 class PASS_API Bundle {
    public:
-    // path: the directory. verify: compare the hashes of all files, not only their sizes. Throws
-    // Error if the manifest or a file is wrong.
+    // verify: compare the hashes of all files, not only their sizes. Throws Error.
     explicit Bundle(const std::filesystem::path& path, bool verify = true);
     Bundle(Bundle&&) noexcept;
     Bundle& operator=(Bundle&&) noexcept;
@@ -57,23 +54,23 @@ struct Request {
     GenerateOptions options;
 };
 
-// A submitted request, which the destructor cancels. If it outlives its session, it still returns
-// the tokens that were written before the session's end; then `next` throws Error. Move-only.
+// A submitted request, which the destructor cancels. If it outlives its session, it returns the
+// tokens that were written before; then `next` throws Error. Move-only.
 class PASS_API Generation {
    public:
     Generation(Generation&&) noexcept;
     Generation& operator=(Generation&&) noexcept;
     ~Generation();
 
-    // The tokens of the next pass; none at the end. Decodes in this thread, or waits while another
-    // thread decodes. If an error ended the request, throws that error once, then returns none.
+    // The tokens of the next pass; none at the end. Decodes, or waits while another thread decodes.
+    // Throws the error that ended the request once.
     std::optional<Event> next();
-    // As `next`, but neither decodes nor waits: returns tokens of passes that other calls ran. None
-    // if there are no tokens yet, and at the end, when `finish_reason` has a value.
+    // As `next`, but neither decodes nor waits. None if there are no tokens yet, and at the end,
+    // when `finish_reason` has a value.
     std::optional<Event> poll();
-    // Read until the end. Throws the error that ended the request.
+    // Read until the end. Throws Error.
     void run();
-    // End the request after the pass in progress; its tokens can still be read. For any thread.
+    // After the pass in progress, whose tokens can still be read. For any thread.
     void cancel();
 
     // The tokens that `next` and `poll` have returned so far.
@@ -100,37 +97,33 @@ class PASS_API Session {
    public:
     // Throws Error if an option is wrong, something is missing, or memory runs out.
     explicit Session(Bundle bundle, const LoadOptions& options = {});
-    // Opens the bundle in the directory `path`; `options.verify` says whether hashes are compared.
     // Throws Error as the constructors of Bundle and Session do.
     static Session load(const std::filesystem::path& path, const LoadOptions& options = {});
     Session(Session&&) noexcept;
     Session& operator=(Session&&) noexcept;
-    // Closes the session. Generations that have not ended report an error.
+    // Generations that have not ended report an error.
     ~Session();
 
-    // Queue a request, which is decoded as soon as a slot is free. Throws QueueFull if
-    // max_batch_size + max_queue requests have not ended, and Error if the request is wrong or the
-    // session is closed. tokenizer: needed for text and stop strings; null: the generation has
-    // token ids only. The tokenizer may be destroyed before the generation.
+    // Queue a request. tokenizer: for text and stop strings; null: token ids only. It may be
+    // destroyed before the generation. Throws QueueFull if max_batch_size + max_queue requests have
+    // not ended, and Error if the request is wrong or the session is closed.
     Generation submit(Request request, const Tokenizer* tokenizer = nullptr);
-    // Run one step of the scheduler, such as a pass, for all requests; first wait while another
-    // thread runs one. Returns whether there is more to do. Throws Error if the session is closed.
+    // Run one step, such as a pass, for all requests; first wait while another thread runs one.
+    // Returns whether there is more to do. Throws Error if the session is closed.
     bool step();
-    // Do now what the first requests would wait for, at every batch size: time passes for `auto`,
-    // and on TensorRT engines capture the CUDA graphs of `ar`, `two-pass`, `fused` and prompt
-    // chunks. samplings: those of the requests; empty: greedy and sampling. Does little while
-    // requests run. Throws Error if the session is closed, a pass fails or the device is lost.
+    // Do now what the first requests would wait for: time passes for `auto`, and on TensorRT
+    // engines capture CUDA graphs. samplings: those of the requests; empty: greedy and sampling.
+    // Does little while requests run. Throws Error if the session is closed, a pass fails or the
+    // device is lost.
     void warm_up(const std::vector<SamplingParams>& samplings = {});
-    // For each graph file or pass that could not be captured as a CUDA graph, its name and the
-    // reason. Empty on the CPU. Throws Error if the session is closed.
+    // The graph files or passes that could not be captured as CUDA graphs, each with the reason.
+    // Throws Error if the session is closed.
     std::map<std::string, std::string> uncaptured() const;
-    // Cancel all requests and free the memory. Afterwards the session decodes nothing more.
+    // Cancel all requests and free the memory.
     void close();
-    // `Stats::plan` and `lookahead` of a request with these options. Throws Error if it is refused.
-    std::pair<std::string, int> mode(const GenerateOptions& options) const;
 
     const Bundle& bundle() const;
-    // "cpu", "cuda", "tensorrt-rtx-ep", or the name and version of an engine set's library.
+    // "cpu", "cuda", or the name and version of the engines' library.
     std::string device() const;
 
     explicit Session(std::shared_ptr<Core> core);  // for the library's own tests

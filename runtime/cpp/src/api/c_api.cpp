@@ -14,8 +14,7 @@ void write_error(char* error, std::size_t size, const char* message) {
     error[length] = '\0';
 }
 
-// Returns what `call` returns. If it throws, writes the message to `error`, a buffer of `size`
-// bytes or null, and returns `failed`.
+// If `call` throws, writes the message to `error`, and returns `failed`.
 template <class Call, class Result>
 Result guarded(char* error, std::size_t size, Result failed, const Call& call) {
     try {
@@ -34,14 +33,13 @@ void require(bool holds, const std::string& message) {
     if (!holds) throw pass::Error(message);
 }
 
-// The `count` token ids at `ids`. Throws Error with `name` if `ids` is null and `count` is not 0.
 std::vector<std::int64_t> ids_at(const std::int64_t* ids, std::size_t count, const char* name) {
     require(count == 0 || ids != nullptr, std::string(name) + " is null");
     return {ids, ids + count};
 }
 
-// The options `given`, with defaults for the fields that the caller's older struct lacks. init:
-// writes the defaults. min_size: the struct's bytes in version 0.1; a smaller size was never set.
+// With defaults for the fields that the caller's older struct lacks. min_size: the struct's bytes
+// in version 0.1; a smaller size was never set.
 template <class Options>
 Options completed(const Options* given, void (*init)(Options*, std::size_t), std::size_t min_size) {
     Options options;
@@ -54,13 +52,13 @@ Options completed(const Options* given, void (*init)(Options*, std::size_t), std
     return options;
 }
 
-// Copies the part of `full` that the caller's version of the struct has: the first `size` bytes.
+// The part that the caller's version of the struct has.
 template <class Struct>
 void copy_out(const Struct& full, Struct* target, std::size_t size) {
     if (target != nullptr) std::memcpy(target, &full, std::min(size, sizeof full));
 }
 
-// The sizes in bytes of the structs in version 0.1, up to what was the last field then.
+// In version 0.1, up to what was the last field then.
 constexpr std::size_t min_load_options_size = offsetof(pass_load_options, text) + sizeof(int);
 constexpr std::size_t min_generate_options_size =
     offsetof(pass_generate_options, logprobs) + sizeof(int);
@@ -80,11 +78,8 @@ pass::LoadOptions options_of(const pass_load_options& given) {
     return options;
 }
 
-// Sets what changes logits: penalties, biases, and the limits on which tokens are drawn.
+// Biases, and the limits on which tokens are drawn.
 void read_processors(const pass_generate_options& given, pass::GenerateOptions& options) {
-    options.sampling.presence_penalty = given.presence_penalty;
-    options.sampling.frequency_penalty = given.frequency_penalty;
-    options.sampling.repetition_penalty = given.repetition_penalty;
     options.min_tokens = given.min_tokens;
     require(given.bias_count == 0 || (given.bias_token_ids != nullptr && given.biases != nullptr),
             "biases is null");
@@ -110,7 +105,9 @@ void read_processors(const pass_generate_options& given, pass::GenerateOptions& 
 pass::GenerateOptions options_of(const pass_generate_options& given) {
     pass::GenerateOptions options;
     options.max_new_tokens = given.max_new_tokens;
-    options.sampling = {given.temperature, given.top_k, given.top_p, given.min_p, std::nullopt};
+#define READ(type, name, ...) options.sampling.name = given.name;
+    PASS_SAMPLING_FIELDS(READ)
+#undef READ
     if (given.has_seed != 0) options.sampling.seed = given.seed;
     if (given.plan != nullptr) options.plan = given.plan;
     if (given.draft != nullptr) options.draft = given.draft;
@@ -129,8 +126,7 @@ pass::GenerateOptions options_of(const pass_generate_options& given) {
     return options;
 }
 
-// Writes at most `room` unread tokens to `tokens`, and returns how many. While there are none,
-// reads events with `read` (`next` or `poll`); returns 0 if `read` returns no event.
+// Returns how many tokens it wrote; 0 if `read` (`next` or `poll`) returns no event.
 int read_tokens(pass_generation* generation, std::int64_t* tokens, std::size_t room,
                 std::optional<pass::Event> (pass::Generation::*read)()) {
     require(generation != nullptr, "the generation is null");
@@ -184,7 +180,9 @@ void pass_init_generate_options(pass_generate_options* options, size_t size) {
     pass_generate_options defaults{};
     defaults.size = std::min(size, sizeof defaults);
     defaults.max_new_tokens = 128;
-    defaults.top_p = defaults.repetition_penalty = 1.0;
+#define SET(type, name, value, ...) defaults.name = value;
+    PASS_SAMPLING_FIELDS(SET)
+#undef SET
     defaults.plan = "auto";
     defaults.lookahead = defaults.logprobs = -1;
     copy_out(defaults, options, size);

@@ -17,14 +17,13 @@ std::unique_ptr<Backend> open_backend(const Bundle& bundle, const Manifest& mani
                                       const LoadOptions& options) {
     options.check();
     LoadOptions resolved = options;
-    if (split_device(options.device).kind == "auto") {
-        const std::string library = find_engine_library(manifest, options);
-        if (!library.empty()) resolved.device = library;
-    }
-    const std::string kind = split_device(resolved.device).kind;
-    if (find_trt_library(kind) != nullptr)
-        return open_trt_backend(bundle.path(), manifest, kind, resolved);
-    return std::make_unique<OrtBackend>(bundle.path(), manifest, resolved);
+    if (split_device(options.device).kind == "auto" && has_fitting_engines(manifest, options))
+        resolved.device = tensorrt;
+    if (split_device(resolved.device).kind != tensorrt)
+        return std::make_unique<OrtBackend>(bundle.path(), manifest, resolved);
+    std::unique_ptr<TrtApi> api = open_tensorrt(resolved.tensorrt);
+    return std::make_unique<TrtBackend>(bundle.path(), manifest, resolved, std::move(api),
+                                        CudaApi::open());
 }
 
 // Throws Error if a token id in the request is not in the vocabulary.
@@ -47,11 +46,8 @@ void check_tokens(const Request& request, std::int64_t vocab_size) {
 Core::Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options)
     : bundle_(std::move(bundle)),
       capabilities_(backend->capabilities()),
-      has_processors_(backend->manifest().processors.has_value()),
       backend_(std::move(backend)),
-      runner_(*backend_, options.prefix_cache),
-      tuners_(runner_),
-      scheduler_(runner_, tuners_, options.speculative_max_concurrency),
+      engine_(*backend_, options.prefix_cache, options.speculative_max_concurrency),
       max_queue_(options.max_queue) {}
 
 std::shared_ptr<Core> Core::open(Bundle bundle, const Bundle::Data& data,
@@ -74,13 +70,13 @@ std::shared_ptr<SequenceState> Core::submit(const Request& request,
                             std::to_string(max_queue_) +
                             ": try again later, or open the session with a larger max_queue");
         }
-        scheduler_.add(sequence);
+        engine_.add(sequence);
         signals_->unfinished += 1;
     }
     return sequence;
 }
 
-DraftChoice Core::choose(const GenerateOptions& options) const {
+PlanChoice Core::choose(const GenerateOptions& options) const {
     const int bundle_lookahead = bundle_.lookahead(),
               lookahead = options.lookahead.value_or(bundle_lookahead);
     if (lookahead < 0 || lookahead > bundle_lookahead) {
@@ -88,19 +84,12 @@ DraftChoice Core::choose(const GenerateOptions& options) const {
                     ", the look-ahead of the bundle, not " + std::to_string(lookahead));
     }
     const std::optional<int> fixed = capabilities_.fixed_lookahead;
-    const bool names_groups =
-        options.plan.starts_with("fused:") || options.plan.starts_with("tree:");
-    if (fixed && (names_groups || (lookahead != 0 && lookahead != *fixed))) {
+    if (fixed && (options.plan.starts_with("fused:") || (lookahead != 0 && lookahead != *fixed))) {
         throw Error("the engines run only look-ahead " + std::to_string(*fixed) +
                     " without group sizes; use --plan fused, --lookahead " +
                     std::to_string(*fixed) + " or 0");
     }
-    DraftChoice result = choose_drafts(options.plan, lookahead, options.draft, capabilities_.trees);
-    if (result.cycle && result.cycle->is_tree() && capabilities_.rounds_activations) {
-        throw Error("the plan " + result.cycle->plans.front().name +
-                    " could change texts: activations are rounded to 8 bits here, and some drafts "
-                    "of a tree round differently than in plain decoding; use --plan fused");
-    }
+    PlanChoice result = choose_plan(options.plan, lookahead, options.draft);
     if (std::max(result.lookahead_drafts, result.ngram_drafts) > bundle_lookahead) {
         throw Error(options.plan + " has more drafts than the bundle's " +
                     std::to_string(bundle_lookahead) + "; use --plan fused");
@@ -119,14 +108,15 @@ ResolvedRequest Core::resolve(const Request& request) const {
                     " tokens, more than the KV capacity of " + std::to_string(capacity) +
                     "; shorten it");
     }
-    DraftChoice drafts = choose(options);
+    PlanChoice choice = choose(options);
     ResolvedRequest resolved;
     resolved.prompt_ids = request.prompt_ids;
     resolved.sampling = options.sampling.resolved();
     resolved.max_new_tokens = options.max_new_tokens;
-    resolved.cycle = std::move(drafts.cycle);
-    resolved.lookahead_drafts = drafts.lookahead_drafts;
-    resolved.ngram_drafts = drafts.ngram_drafts;
+    resolved.plan_name = std::move(choice.plan_name);
+    resolved.plan = std::move(choice.plan);
+    resolved.lookahead_drafts = choice.lookahead_drafts;
+    resolved.ngram_drafts = choice.ngram_drafts;
     resolved.stop_token_ids.insert(options.stop_token_ids.begin(), options.stop_token_ids.end());
     if (!options.ignore_eos) {
         resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(),
@@ -135,14 +125,10 @@ ResolvedRequest Core::resolve(const Request& request) const {
     resolved.reuse_prefix = options.reuse_prefix;
     resolved.cache_salt = options.cache_salt;
     resolved.logprobs = options.logprobs;
-    resolved.mode = std::move(drafts.mode);
     Processing processing{bundle_.vocab_size(),    resolved.sampling, options.min_tokens,
                           resolved.stop_token_ids, options.bad_words, options.allowed_token_ids,
                           options.allowed_tokens};
-    if (!processing.changes_logits()) return resolved;
-    if (!has_processors_)
-        throw Error("the bundle has no logits processors; export it again with this version");
-    resolved.processing = std::move(processing);
+    if (processing.changes_logits()) resolved.processing = std::move(processing);
     return resolved;
 }
 
@@ -150,7 +136,7 @@ bool Core::step() {
     std::unique_lock lock(signals_->mutex);
     signals_->changed.wait(lock, [this] { return !stepping_; });
     check_open();
-    return run_scheduler(lock);
+    return run_engine(lock);
 }
 
 void Core::check_open() const {
@@ -164,14 +150,14 @@ void Core::wait(SequenceState& sequence) {
         if (stepping_) {
             signals_->changed.wait(lock);
         } else {
-            run_scheduler(lock);
+            run_engine(lock);
         }
     }
 }
 
-bool Core::run_scheduler(std::unique_lock<std::mutex>& lock) {
+bool Core::run_engine(std::unique_lock<std::mutex>& lock) {
     bool more_to_do = false;
-    run_step(lock, [&] { more_to_do = scheduler_.step(); });
+    run_step(lock, [&] { more_to_do = engine_.step(); });
     return more_to_do && !closed_;
 }
 
@@ -183,10 +169,10 @@ void Core::run_step(std::unique_lock<std::mutex>& lock, const std::function<void
         const auto held = backend_->for_this_thread();
         if (backend_->failure() == nullptr) work();
         backend_error = error = backend_->failure();
-    } catch (...) {  // a bug in the scheduler; waiting threads must not wait for ever
+    } catch (...) {  // a bug in the engine; waiting threads must not wait for ever
         error = std::current_exception();
     }
-    if (error != nullptr) scheduler_.end_all({FinishReason::error, {}, error});
+    if (error != nullptr) engine_.end_all({FinishReason::error, {}, error});
     lock.lock();
     failure_ = backend_error;
     closed_ = closed_ || error != nullptr;
@@ -216,12 +202,12 @@ void Core::warm_up(const std::vector<SamplingParams>& samplings) {
     if (samplers.empty()) samplers = {Sampler::greedy, Sampler::sample};
     for (Sampler sampler : samplers) {
         for (int batch : capabilities_.batch_sizes)
-            between_steps([&] { tuners_.get(sampler, batch); });  // times passes for `auto`
+            between_steps([&] { engine_.timed_tuner(sampler, batch); });  // times passes for `auto`
     }
     if (!capabilities_.keeps_graphs) return;
     for (std::int64_t capacity : capabilities_.capacities) {
         for (int batch : capabilities_.batch_sizes)
-            between_steps([&] { runner_.capture_graphs(capacity, batch, samplers); });
+            between_steps([&] { engine_.capture_graphs(capacity, batch, samplers); });
     }
 }
 
@@ -239,7 +225,7 @@ void Core::close(const End& end) {
     lock.unlock();
     {
         const auto held = backend_->for_this_thread();
-        scheduler_.end_all(end);
+        engine_.end_all(end);
         backend_.reset();
     }
     lock.lock();

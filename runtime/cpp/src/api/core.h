@@ -1,5 +1,4 @@
-// The implementation of Session: its parts (bundle, backend, runner, scheduler), and which of the
-// threads that wait for tokens decodes.
+// The implementation of Session.
 #pragma once
 
 #include <functional>
@@ -9,11 +8,8 @@
 #include <optional>
 
 #include "backends/backend.h"
-#include "decode/draft_policy.h"
-#include "decode/runner.h"
-#include "decode/scheduler.h"
+#include "decode/engine.h"
 #include "pass/session.hpp"
-#include "tuning/tuner.h"
 
 namespace pass {
 
@@ -23,18 +19,17 @@ struct Bundle::Data {
     std::map<std::string, std::string> identities{};  // of the files before the manifest was read
 };
 
-// A thread that waits for tokens runs steps of the scheduler until it has some. While another
-// thread is in a step, it waits for that step's end instead. Any thread may call any method.
+// A thread that waits for tokens runs steps of the engine until it has some, or waits while another
+// thread is in a step. Any thread may call any method.
 class Core {
    public:
     // `backend` must have been opened with the manifest of `bundle`, to which it refers.
     Core(Bundle bundle, std::unique_ptr<Backend> backend, const LoadOptions& options);
-    // Opens the backend for the device of `options`. data: that of `bundle`. Throws Error if a file
-    // has changed since it was read.
+    // data: that of `bundle`. Throws Error if a file has changed since it was read.
     static std::shared_ptr<Core> open(Bundle bundle, const Bundle::Data& data,
                                       const LoadOptions& options);
 
-    // submit, step, warm_up, uncaptured: as the methods of Session.
+    // Methods without a comment are as those of Session.
     std::shared_ptr<SequenceState> submit(const Request& request,
                                           std::unique_ptr<TextReader> reader);
     bool step();
@@ -44,33 +39,30 @@ class Core {
     void close(const End& end = {FinishReason::cancelled, {}, nullptr});
     void warm_up(const std::vector<SamplingParams>& samplings);
     std::map<std::string, std::string> uncaptured();
-    // How a request with these options is decoded. Throws Error if this bundle cannot run it.
-    DraftChoice choose(const GenerateOptions& options) const;
+    // Throws Error if this bundle cannot run such a request.
+    PlanChoice choose(const GenerateOptions& options) const;
     const Bundle& bundle() const { return bundle_; }
     const Capabilities& capabilities() const { return capabilities_; }
 
    private:
-    // Throws Error if the session is closed: that of the backend if its failure closed the session.
+    // Throws the error that closed the session.
     void check_open() const;
-    // The request with all defaults filled in. Throws Error if it is invalid.
+    // Throws Error if the request is invalid.
     ResolvedRequest resolve(const Request& request) const;
-    // Run one step of the scheduler. lock: as for `run_step`. Returns whether there is more to do.
-    bool run_scheduler(std::unique_lock<std::mutex>& lock);
-    // Run `work` as a step: no other thread begins a step meanwhile. `lock` holds the mutex of
-    // `signals_`, which is released while `work` runs. If `work` throws or the backend has failed,
-    // ends all sequences with that error, and closes the session.
+    // Returns whether there is more to do.
+    bool run_engine(std::unique_lock<std::mutex>& lock);
+    // Run `work` as a step: no other thread begins one meanwhile. `lock` holds the mutex of
+    // `signals_`, but not while `work` runs. If `work` throws or the backend has failed, all
+    // sequences end with that error, and the session closes.
     void run_step(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
-    // Run `work` once no thread is in a step. Throws what `work` throws; the session stays open.
+    // Once no thread is in a step. Throws what `work` throws; the session stays open.
     void between_steps(const std::function<void()>& work);
 
     Bundle bundle_;
     Capabilities capabilities_;
-    bool has_processors_;  // whether the bundle has a graph of logits processors
     std::shared_ptr<Signals> signals_ = std::make_shared<Signals>();
     std::unique_ptr<Backend> backend_;
-    Runner runner_;
-    Tuners tuners_;
-    Scheduler scheduler_;
+    Engine engine_;
     std::size_t max_queue_;
     // These are read and written under the mutex of `signals_`.
     bool stepping_ = false, closed_ = false;

@@ -2,23 +2,18 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <limits>
 #include <random>
 #include <thread>
 
-#include "backends/capabilities.h"
-#include "bundle/plan.h"
+#include "bundle/window.h"
 #include "errors.h"
 
 namespace pass {
 
 namespace {
 
-constexpr std::int64_t max_top_k = 1024;
 constexpr double min_top_p = std::numeric_limits<float>::min();  // lower ones mean argmax, as 0
-constexpr std::size_t max_stops = 64, max_stop_bytes = 4096;
-constexpr std::size_t max_biases = 1024, max_bad_words = 1024;
 
 // The number as Python writes it: with a decimal point, and with no more digits than it needs.
 std::string text_of(double number) {
@@ -29,37 +24,44 @@ std::string text_of(double number) {
     return result;
 }
 
+std::string text_of(std::int64_t number) { return std::to_string(number); }
+
 void require(bool holds, const std::string& rule, const std::string& value) {
     if (!holds) throw Error(rule + ", not " + value);
+}
+
+// flag: with its dashes. of: what the number belongs to.
+template <class Number>
+void check_range(Number number, Number min, Number max, const char* flag, const char* allowed,
+                 const std::string& of = "") {
+    require(number >= min && number <= max, std::string(flag + 2) + " must be " + allowed,
+            text_of(number) + of);
 }
 
 }  // namespace
 
 void SamplingParams::check() const {
-    require(temperature >= 0 && std::isfinite(temperature),
-            "temperature must be a number of at least 0", text_of(temperature));
-    require(top_k >= -1 && top_k <= max_top_k, "top-k must be 0 or -1 (off) to 1024",
-            std::to_string(top_k));
-    require(top_p >= 0 && top_p <= 1, "top-p must be 0 to 1 (off)", text_of(top_p));
-    require(min_p >= 0 && min_p <= 1, "min-p must be 0 (off) to 1", text_of(min_p));
-    for (const auto& [name, value] : {std::pair{"presence-penalty", presence_penalty},
-                                      std::pair{"frequency-penalty", frequency_penalty}}) {
-        require(value >= -2 && value <= 2, std::string(name) + " must be -2 to 2 (0 is off)",
-                text_of(value));
-    }
-    require(repetition_penalty >= 0.01 && repetition_penalty <= 100,
-            "repetition-penalty must be 0.01 to 100 (1 is off)", text_of(repetition_penalty));
-    require(logit_bias.size() <= max_biases, "logit-bias may have at most 1024 tokens",
+#define CHECK(type, name, value, min, max, flag, allowed, help) \
+    check_range<type>(name, min, max, flag, allowed);
+    PASS_SAMPLING_FIELDS(CHECK)
+#undef CHECK
+    require(logit_bias.size() <= PASS_MAX_BIASES, "logit-bias may have at most 1024 tokens",
             std::to_string(logit_bias.size()));
     for (const auto& [token, bias] : logit_bias) {
-        require(bias >= -100 && bias <= 100, "logit-bias must be -100 to 100",
-                text_of(bias) + " for token " + std::to_string(token));
+        const std::string of_token = " for token " + std::to_string(token);
+#define CHECK(type, name, value, min, max, flag, allowed, help) \
+    check_range<type>(bias, min, max, flag, allowed, of_token);
+        PASS_LOGIT_BIAS_FIELD(CHECK)
+#undef CHECK
     }
 }
 
 bool SamplingParams::changes_logits() const {
-    return !logit_bias.empty() || presence_penalty != 0 || frequency_penalty != 0 ||
-           repetition_penalty != 1;
+    bool changed = !logit_bias.empty();
+#define COMPARE(type, name, value, ...) changed = changed || name != value;
+    PASS_PENALTY_FIELDS(COMPARE)
+#undef COMPARE
+    return changed;
 }
 
 SamplingParams SamplingParams::resolved() const {
@@ -75,31 +77,36 @@ SamplingParams SamplingParams::resolved() const {
 
 Sampler SamplingParams::sampler() const {
     if (temperature == 0 || top_p < min_top_p) return Sampler::greedy;
-    return top_k > 0 || top_p < 1 || min_p != 0 ? Sampler::truncated : Sampler::sample;
+    SamplingParams result = *this;
+    result.top_k = std::max<std::int64_t>(top_k, 0);
+    bool truncates = false;
+#define COMPARE(type, name, value, ...) truncates = truncates || result.name != value;
+    PASS_TRUNCATION_FIELDS(COMPARE)
+#undef COMPARE
+    return truncates ? Sampler::truncated : Sampler::sample;
 }
 
 void GenerateOptions::check() const {
     sampling.check();
     require(max_new_tokens >= 1, "max-new-tokens must be at least 1",
             std::to_string(max_new_tokens));
-    // Throws Error for an unknown plan. Trees depend on the bundle: `Core::choose` checks them.
-    if (plan != "auto" && !plan.starts_with("tree")) make_cycle(plan, max_lookahead);
+    if (plan != "auto") make_plan(plan, max_lookahead);
     if (draft && *draft != "lookahead" && *draft != "ngram" && *draft != "both")
         throw Error("draft must be one of lookahead, ngram, both, not '" + *draft + "'");
     require(min_tokens >= 0 && min_tokens <= max_new_tokens,
             "min-tokens must be 0 to max-new-tokens", std::to_string(min_tokens));
     std::size_t stop_bytes = 0;
     for (const std::string& text : stop) stop_bytes += text.size();
-    if (stop.size() > max_stops || stop_bytes > max_stop_bytes) {
-        throw Error("stop must be at most " + std::to_string(max_stops) + " strings, of " +
-                    std::to_string(max_stop_bytes) + " bytes together");
+    if (stop.size() > PASS_MAX_STOPS || stop_bytes > PASS_MAX_STOP_BYTES) {
+        throw Error("stop must be at most " + std::to_string(PASS_MAX_STOPS) + " strings, of " +
+                    std::to_string(PASS_MAX_STOP_BYTES) + " bytes together");
     }
-    require(bad_words.size() <= max_bad_words, "bad-words may be at most 1024",
+    require(bad_words.size() <= PASS_MAX_BAD_WORDS, "bad-words may be at most 1024",
             std::to_string(bad_words.size()));
     for (const std::vector<std::int64_t>& word : bad_words)
         require(!word.empty(), "bad words need a token", "none");
     if (logprobs) {
-        require(*logprobs >= 0 && *logprobs <= max_logprobs, "logprobs must be 0 to 20",
+        require(*logprobs >= 0 && *logprobs <= PASS_MAX_LOGPROBS, "logprobs must be 0 to 20",
                 std::to_string(*logprobs));
     }
 }

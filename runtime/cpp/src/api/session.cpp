@@ -100,11 +100,6 @@ std::map<std::string, std::string> Session::uncaptured() const { return core_->u
 
 void Session::close() { core_->close(); }
 
-std::pair<std::string, int> Session::mode(const GenerateOptions& options) const {
-    const DraftChoice drafts = core_->choose(options);
-    return {drafts.mode, std::max(drafts.lookahead_drafts, drafts.ngram_drafts)};
-}
-
 const Bundle& Session::bundle() const { return core_->bundle(); }
 
 std::string Session::device() const { return core_->capabilities().device; }

@@ -1,4 +1,3 @@
-// The device memory that graphs are bound to: buffers by name and shape, and the noise in them.
 #pragma once
 
 #include <array>
@@ -17,41 +16,39 @@ namespace pass {
 
 using Shape = std::vector<std::int64_t>;
 
-// A buffer of one name and shape stays at its address, because captured CUDA graphs contain
-// addresses. For a buffer with a row for each of `slots` slots, callers give the shape of one row.
+// The device memory that graphs are bound to. A buffer of one name and shape stays at its address,
+// because captured CUDA graphs contain addresses. Buffers with a row for each slot are called by
+// the shape of one row.
 //
-// transient: names of buffers with rows whose content, such as logits, is not needed after the pass
-// that wrote it. All shapes of such a name share a block of memory. If the block is too small for a
-// shape, a new one of at least twice its size is allocated, so that all blocks together take less
-// than four times the largest buffer.
+// transient: names of buffers that are not needed after the pass that wrote them, such as logits.
+// All shapes of such a name share a block. If it is too small, a new one of at least twice its size
+// is allocated, so that all blocks take less than four times the largest buffer.
 class Buffers {
    public:
     Buffers(Memory& memory, int slots, std::set<std::string> transient = {})
         : memory_(memory), slots_(slots), transient_(std::move(transient)) {}
 
-    // The address of a binding's buffer. The first call writes a constant there.
+    // The first call writes a constant there.
     std::byte* address_of(const Binding& binding);
-    // The address of the buffer `name` with a row of `shape` for every slot. item_size: in bytes.
+    // The buffer with a row of `shape` for every slot. item_size: in bytes.
     std::byte* rows_address(const std::string& name, const Shape& shape, std::size_t item_size);
-    // Write a whole buffer that has no rows for slots.
+    // A whole buffer that has no rows for slots.
     void write(const std::string& name, const Shape& shape,
                const std::vector<std::int64_t>& values);
-    // Write the row of `slot`, which has this `shape`.
     template <class Values>
     void write_row(const std::string& name, int slot, const Shape& shape, const Values& values) {
         const std::size_t item_size = sizeof(*values.data()), size = values.size() * item_size;
         std::byte* rows = rows_address(name, shape, item_size);
         memory_.upload(rows + static_cast<std::size_t>(slot) * size, values.data(), size);
     }
-    // Write a part of the row of `slot`, of this `shape`, from index `first` of dimension 0 on.
+    // From index `first` of dimension 0 on.
     void write_part(const std::string& name, int slot, const Shape& shape, std::int64_t first,
                     const std::vector<std::int64_t>& values);
-    // Write the row of `slot` in a buffer whose rows are single numbers.
     template <class Value>
     void write_number(const std::string& name, int slot, Value value) {
         write_row(name, slot, {}, std::array{value});
     }
-    // A copy of the first `count` rows of a buffer with a row of `shape` for every slot.
+    // The first `count` rows.
     template <class Value>
     std::vector<Value> read(const std::string& name, int count, const Shape& shape) {
         std::size_t elements = static_cast<std::size_t>(count);
@@ -68,10 +65,9 @@ class Buffers {
         std::byte* address = nullptr;
     };
 
-    // key: the buffer's shape, or if it has a row for every slot, -1 and the shape of a row.
+    // key: the buffer's shape; with a row for every slot, -1 and the shape of a row.
     std::byte* address(const std::string& name, const Shape& key, std::int64_t elements,
                        std::size_t item_size);
-    // The address of the newest block of a name in `transient`, which has at least `size` bytes.
     std::byte* transient_address(const std::string& name, std::size_t size);
 
     Memory& memory_;
@@ -82,21 +78,20 @@ class Buffers {
     std::set<std::byte*> filled_;  // addresses of buffers whose constants were written
 };
 
-// The noise offsets (bundle/noise.h) that tails read: a row [positions,2] for every slot and
-// stream. A row is filled in pieces, each up to some positions beyond the slot's next pass, so that
-// the cost of starting a request does not grow with the KV capacity.
+// The noise offsets that tails read: a row [positions,2] for every slot and stream, filled piece by
+// piece, so that starting a request does not take longer with a larger KV capacity.
 class NoiseRows {
    public:
-    // streams: how many of `noise_streams` the bundle's tails read.
+    // streams: how many of `noise_streams` the tails read.
     NoiseRows(Buffers& buffers, std::size_t streams, int slots, std::int64_t positions)
         : buffers_(buffers),
           streams_(streams),
           positions_(positions),
           rows_(static_cast<std::size_t>(slots)) {}
 
-    // Start another text in `slot`. seed: none for greedy decoding, which needs no noise.
+    // Start another text. seed: none for greedy decoding, which needs no noise.
     void begin(int slot, std::optional<std::uint64_t> seed);
-    // Fill positions `first` .. `stop`-1 of the row of `slot` unless they are filled.
+    // Fill positions `first` .. `stop`-1 unless they are filled.
     void cover(int slot, std::int64_t first, std::int64_t stop);
 
    private:

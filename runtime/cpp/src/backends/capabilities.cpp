@@ -10,7 +10,7 @@ namespace pass {
 
 namespace {
 
-const std::vector<std::string> gpu_devices{"cuda", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-ep"};
+const std::vector<std::string> gpu_devices{"cuda", "tensorrt"};
 constexpr std::size_t max_ordinal_digits = 4;
 
 // `first`, twice that, and so on, up to and including `maximum`.
@@ -20,18 +20,6 @@ std::vector<Size> doublings(Size first, Size maximum) {
     for (; first < maximum; first *= 2) sizes.push_back(first);
     sizes.push_back(maximum);
     return sizes;
-}
-
-// The plans of the modes whose drafts are chains, each plan once.
-std::vector<Plan> chain_plans(int lookahead) {
-    std::vector<Plan> result;
-    for (const char* mode : {"ar", "two-pass", "fused"}) {
-        for (Plan& plan : make_cycle(mode, lookahead).plans) {
-            if (std::find(result.begin(), result.end(), plan) == result.end())
-                result.push_back(std::move(plan));
-        }
-    }
-    return result;
 }
 
 }  // namespace
@@ -60,19 +48,25 @@ std::vector<int> Capabilities::chunks(std::int64_t start, std::int64_t present) 
     return result;
 }
 
-bool Capabilities::allows(const std::vector<Plan>& plans) const {
-    if (!fixed_lookahead) return true;
-    std::vector<Plan> possible = chain_plans(*fixed_lookahead);
-    for (const Tree& tree : trees) possible.push_back(full_tree(tree));
-    return std::all_of(plans.begin(), plans.end(), [&](const Plan& plan) {
-        return std::find(possible.begin(), possible.end(), plan) != possible.end();
-    });
+std::vector<Window> Capabilities::plan_windows(int lookahead) const {
+    std::vector<Window> result;
+    for (const char* plan : {"ar", "two-pass", "fused"}) {
+        for (const Window& window : make_plan(plan, lookahead).windows) {
+            const bool is_new = std::find(result.begin(), result.end(), window) == result.end();
+            if (is_new && allows({window})) result.push_back(window);
+        }
+    }
+    return result;
 }
 
-std::vector<Plan> Capabilities::mode_plans(int lookahead) const {
-    std::vector<Plan> result = chain_plans(lookahead);
-    std::erase_if(result, [&](const Plan& plan) { return !allows({plan}); });
-    return result;
+bool Capabilities::allows(const std::vector<Window>& windows) const {
+    if (!fixed_lookahead) return true;
+    const std::string length = std::to_string(*fixed_lookahead);
+    const std::vector<std::string> names{"ar", "draft-" + length, "verify-" + length,
+                                         "fused-" + length};
+    return std::all_of(windows.begin(), windows.end(), [&](const Window& window) {
+        return std::find(names.begin(), names.end(), window.name) != names.end();
+    });
 }
 
 std::vector<int> batch_sizes_up_to(int maximum) { return doublings(1, maximum); }

@@ -1,5 +1,4 @@
-// The part of CUDA that the backends use: memory, one stream, and graphs captured on it. The CUDA
-// runtime library is opened when a GPU is needed.
+// The part of CUDA that the backends use. Its library is opened when a GPU is needed.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +11,9 @@
 
 namespace pass {
 
-// The functions of the CUDA runtime that are used; tests have a fake. They return error codes.
+// Functions of the CUDA runtime, which return error codes; tests have a fake.
 struct CudaApi {
-    std::function<int(int*)> driver_version, runtime_version;  // 13040 for 13.4; 0: no driver
+    std::function<int(int*)> driver_version, runtime_version;  // 13040 for 13.4
     std::function<int(int*)> device_count;
     std::function<int(int*)> get_device;
     std::function<int(int)> set_device;                   // of the calling thread
@@ -39,18 +38,18 @@ struct CudaApi {
     std::function<int(void*)> graph_destroy;
     std::function<int(void*)> graph_exec_destroy;
     std::function<int(void*, void*)> graph_launch;
-    std::function<int()> last_error;  // returns CUDA's record of the last error, and clears it
+    std::function<int()> last_error;  // clears CUDA's record of it
     std::function<const char*(int)> error_string;
 
     // Opens $PASS_CUDART, or the newest libcudart that is found. Throws Error if there is none.
     static CudaApi open();
-    // The name of an error after which CUDA works no more for this process; null for other codes.
+    // Of an error after which CUDA works no more for this process; null for other codes.
     static const char* device_lost_name(int code);
-    // Throws Error if function `name` returned an error `code`; DeviceLost if the device is lost.
+    // name: the function that returned `code`. Throws Error, or DeviceLost if the device is lost.
     void check(int code, const char* name) const;
-    // For a message about a driver older than the library: both versions, and what to do.
+    // For a driver older than the library.
     std::string driver_hint() const;
-    // Throws Error if this process sees no GPU of that number.
+    // Throws Error if the process sees no such GPU.
     void require_gpu(int ordinal) const;
 };
 
@@ -59,20 +58,20 @@ struct Gpu {
     std::string target;  // its compute capability, such as `sm89`
 };
 
-// GPU `ordinal`; none if it cannot be used. Throws Error if `ordinal` is not 0 and no GPU has it.
+// None if it cannot be used. Throws Error if `ordinal` is not 0 and no GPU has it.
 std::optional<Gpu> find_gpu(const CudaApi& api, int ordinal);
-// Why `find_gpu` found no GPU, for a message: what is missing or too old, and what to do.
+// What is missing or too old, and what to do.
 std::string why_no_gpu(const CudaApi& api);
 
-// The memory of one device, with one stream and the graphs captured on it. The destructor frees all
-// of them. A thread must hold the result of `for_this_thread` while it calls other methods.
+// The memory of one device, with one stream and the graphs captured on it. A thread must hold the
+// result of `for_this_thread` while it calls other methods.
 //
-// staging_bytes: the size of the pinned host memory through which copies go. Uploads that fit into
-// it return at once, and only later work on this stream is sure to see them. So it must be 0 if
-// other streams read the memory: then an upload returns when the device has done it.
+// staging_bytes: of the pinned host memory through which copies go. Uploads that fit return at
+// once, and only later work on this stream is sure to see them; so it is 0 if other streams read
+// them.
 class Cuda : public Memory {
    public:
-    // ordinal: the GPU's number. Throws Error if there is no such GPU.
+    // Throws Error if there is no such GPU.
     Cuda(CudaApi api, int ordinal, std::size_t staging_bytes = 0);
     ~Cuda() override;
     Cuda(const Cuda&) = delete;
@@ -90,26 +89,24 @@ class Cuda : public Memory {
     std::shared_ptr<void> for_this_thread() override;
 
     void* stream() const { return stream_; }
-    // Allocate pinned host memory, into which the device can copy directly.
+    // Host memory into which the device can copy directly.
     std::byte* pinned(std::size_t size);
-    // Put a copy to `host` on the stream; `synchronize` waits for it. In a capture, pin `host`.
+    // `synchronize` waits for it. In a capture, pin `host`.
     void enqueue_download(void* host, const std::byte* address, std::size_t size);
     // Wait until the device has done all that is on the stream.
     void synchronize();
-    // A graph of what `enqueue` puts on the stream, which `launch` runs. Throws Error if it cannot
-    // be captured; later calls work nevertheless.
+    // A graph of what `enqueue` puts on the stream. Throws Error if it cannot be captured; later
+    // calls work nevertheless.
     void* capture(const std::function<void()>& enqueue);
-    // Put a captured graph on the stream.
     void launch(void* graph) { check(api_.graph_launch(graph, stream_), "cudaGraphLaunch"); }
-    // Clear the CUDA error after which an engine failed, and return it for a message; "" if there
-    // is none. Throws DeviceLost if the device is lost.
+    // Clears the CUDA error after which an engine failed, and returns it. Throws DeviceLost.
     std::string why() const;
 
    private:
-    // As CudaApi::check. Keeps the first DeviceLost as `failure`. Clears CUDA's record of any other
-    // error, because engines would take it for the error of a later launch.
+    // As CudaApi::check. Keeps the first DeviceLost, and clears CUDA's record of any other error,
+    // which engines would take for that of a later launch.
     void check(int code, const char* name) const;
-    // The address of `size` bytes of staging memory that no copy uses; null if it has fewer bytes.
+    // Staging memory that no copy uses; null if it has fewer bytes.
     std::byte* stage(std::size_t size);
 
     CudaApi api_;
@@ -119,7 +116,7 @@ class Cuda : public Memory {
     bool capturing_ = false;
     std::size_t staging_bytes_;
     std::byte* staging_ = nullptr;     // allocated when it is first used
-    std::size_t in_flight_bytes_ = 0;  // of `staging_`, from its start: copies may still use them
+    std::size_t in_flight_bytes_ = 0;  // from its start: copies may still use them
     std::unordered_set<void*> blocks_, host_blocks_, graphs_;
 };
 

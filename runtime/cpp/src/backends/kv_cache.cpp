@@ -54,18 +54,6 @@ void KVCache::resize(std::int64_t capacity, std::span<const std::int64_t> length
     for (std::byte* tensor : resized) memory_.free(tensor);  // the former ones
 }
 
-void KVCache::keep_rows(int slot, std::int64_t length, std::span<const std::int64_t> rows) {
-    const std::size_t stride = bytes_of(capacity_);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        const auto index = static_cast<std::int64_t>(i);
-        if (rows[i] == index) continue;  // as all rows of a chain
-        for (std::size_t tensor = 0; tensor < addresses_.size(); ++tensor) {
-            std::byte* window = address(tensor, slot) + bytes_of(length);
-            copy(window + bytes_of(index), stride, window + bytes_of(rows[i]), stride, bytes_of(1));
-        }
-    }
-}
-
 void KVCache::copy_slot(int source, int target, std::int64_t length) {
     const std::size_t stride = bytes_of(capacity_);
     for (std::size_t i = 0; i < addresses_.size(); ++i)

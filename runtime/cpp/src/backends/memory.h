@@ -1,4 +1,4 @@
-// The memory of the host, or of a GPU (cuda.h). Blocks never move: graphs are bound to addresses.
+// The memory of the host, or of a GPU (cuda.h). Blocks never move, as graphs contain addresses.
 #pragma once
 
 #include <cstddef>
@@ -18,28 +18,28 @@ namespace pass {
 class Memory {
    public:
     virtual ~Memory() = default;
-    // The address of `size` zeroed bytes. Throws Error if memory has run out.
+    // Zeroed bytes. Throws Error if memory has run out.
     virtual std::byte* allocate(std::size_t size) = 0;
     // The DeviceLost that was thrown first; null while the device works.
     virtual std::exception_ptr failure() const { return nullptr; }
-    // Makes the device current for the calling thread as long as the result lives.
+    // The device is current for the calling thread as long as the result lives.
     virtual std::shared_ptr<void> for_this_thread() { return nullptr; }
     // Throws DeviceLost if the device is lost. Call it after work that failed without a reason.
     virtual void check_device() const {}
     virtual void free(std::byte* address) = 0;
-    // Copy `size` bytes from the host. They may change afterwards.
+    // The host's bytes may change afterwards.
     virtual void upload(std::byte* address, const void* host, std::size_t size) = 0;
-    // Copy `size` bytes to the host, after all earlier work of the device.
+    // After all earlier work of the device.
     virtual void download(void* host, const std::byte* address, std::size_t size) = 0;
-    // Copy `rows` rows of `size` bytes, from `source_pitch` bytes apart to `pitch` bytes apart.
+    // Copy rows of `size` bytes, from `source_pitch` bytes apart to `pitch` bytes apart.
     virtual void copy_rows(std::byte* target, std::size_t pitch, const std::byte* source,
                            std::size_t source_pitch, std::size_t size, std::size_t rows) = 0;
 };
 
-// The error to throw if an allocation of `size` bytes failed.
+// The error to throw if an allocation failed.
 Error out_of_memory(std::optional<std::size_t> size = std::nullopt);
 
-// The memory of the host, allocated by `allocator`, or on the heap if that is null.
+// allocator: null is the heap.
 class HostMemory : public Memory {
    public:
     explicit HostMemory(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
@@ -53,11 +53,11 @@ class HostMemory : public Memory {
 
    private:
     std::shared_ptr<Allocator> allocator_;
-    // By the address that `allocate` returned, which may lie behind the block's beginning.
+    // By the aligned address that `allocate` returned.
     std::unordered_map<std::byte*, std::shared_ptr<void>> blocks_;
 };
 
-// The bytes of an element of type `dtype`.
+// In bytes.
 std::size_t item_size(const std::string& dtype);
 
 }  // namespace pass

@@ -16,7 +16,6 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "bundle/manifest.h"
@@ -27,10 +26,9 @@ namespace pass {
 
 namespace {
 
-// Computes a SHA-256 from pieces.
-class Digest {
+class Sha256 {
    public:
-    Digest() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
+    Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
         check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
     }
     void update(const void* data, std::size_t size) {
@@ -56,8 +54,8 @@ class Digest {
 };
 
 constexpr const char* hashes_file = "hashes.txt";
-constexpr std::size_t max_cached_hashes = 4096;  // how many lines the file keeps: the newest ones
-// Files that changed later are not cached: if timestamps are coarse, the next change may not show.
+constexpr std::size_t max_cached_hashes = 4096;
+// Files that changed later are not cached: the next change may not show in a coarse timestamp.
 constexpr std::int64_t min_age_ns = 2 * 1000000000L;
 
 std::int64_t nanoseconds(const timespec& time) {
@@ -84,8 +82,7 @@ std::optional<Identity> identity_of(const std::filesystem::path& path) {
                     std::max(mtime, ctime)};
 }
 
-}  // namespace
-
+// Empty if there is no place for it.
 std::filesystem::path cache_directory() {
     if (const std::string own = environment("PASS_CACHE"); !own.empty()) return own;
     if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty())
@@ -94,6 +91,8 @@ std::filesystem::path cache_directory() {
     return home.empty() ? std::filesystem::path()
                         : std::filesystem::path(home) / ".cache" / "pass-toolkit";
 }
+
+}  // namespace
 
 std::map<std::string, std::string> identities(const std::filesystem::path& bundle) {
     std::map<std::string, std::string> found;
@@ -118,7 +117,7 @@ void check_unchanged(const std::filesystem::path& bundle, const Manifest& manife
 }
 
 std::string sha256(std::string_view data) {
-    Digest digest;
+    Sha256 digest;
     digest.update(data.data(), data.size());
     return digest.hex();
 }
@@ -132,7 +131,7 @@ std::string sha256_of_file(const std::filesystem::path& path) {
     if (!file) fail();
     std::setvbuf(file.get(), nullptr, _IONBF, 0);
     std::vector<char> piece(std::size_t{1} << 20);
-    Digest digest;
+    Sha256 digest;
     while (const std::size_t size = std::fread(piece.data(), 1, piece.size(), file.get()))
         digest.update(piece.data(), size);
     if (std::ferror(file.get()) != 0) fail();
@@ -191,22 +190,6 @@ void HashCache::save() const {
     if (file.fail() || error) std::filesystem::remove(part, error);
 }
 
-namespace {
-
-// The files that this runtime opens, except weights, which graphs name.
-std::set<std::string> files_in_use(const std::filesystem::path& bundle, const Manifest& manifest) {
-    std::set<std::string> used = manifest.graph_files();
-    used.insert(tokenizer_file);
-    if (!manifest.derived.empty() && !std::filesystem::exists(bundle / manifest.trunk.file))
-        used.erase(manifest.trunk.file);  // exported for one device alone
-    for (const char* name : chat_template_files) {
-        if (std::filesystem::exists(bundle / name)) used.insert(name);
-    }
-    return used;
-}
-
-}  // namespace
-
 void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes,
                   HashCache* cache) {
     const auto has_hash = [&](const std::string& path, const std::string& sha256) {
@@ -225,12 +208,6 @@ void verify_files(const std::filesystem::path& bundle, const Manifest& manifest,
         if (hashes && !has_hash(path, info.sha256)) {
             throw Error(path + " does not match its SHA-256 in " + manifest_file +
                         "; copy or export the bundle again");
-        }
-    }
-    for (const std::string& name : files_in_use(bundle, manifest)) {
-        if (manifest.file(name) == nullptr) {
-            throw Error((bundle / manifest_file).string() + ": " + name +
-                        " is used but not listed under files");
         }
     }
 }

@@ -1,4 +1,4 @@
-// The SHA-256 hashes of a bundle's files, computed by OpenSSL, and a cache of them.
+// The SHA-256 hashes of a bundle's files, and a cache of them.
 #pragma once
 
 #include <filesystem>
@@ -12,43 +12,42 @@
 
 namespace pass {
 
-// The hash of `data` in hexadecimal.
+// In hexadecimal.
 std::string sha256(std::string_view data);
 
-// The hash of a file. Throws Error if it cannot be read.
+// Throws Error if the file cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
-// What identifies the present content of each file of a directory, by name; empty if it cannot be
-// read.
+// What identifies the present content of each file of a directory, by name.
 std::map<std::string, std::string> identities(const std::filesystem::path& bundle);
 
 // Throws Error if a file of the bundle has not the identity that it had before.
 void check_unchanged(const std::filesystem::path& bundle, const Manifest& manifest,
                      const std::map<std::string, std::string>& before);
 
-// The directory for caches: $PASS_CACHE, else the user's cache directory/pass-toolkit; or empty.
-std::filesystem::path cache_directory();
-
-// The hashes of files that were read before, kept in the user's cache directory because reading a
-// large model takes long. The Python runtime uses the same cache. A file is identified by its
-// device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime back.
+// The hashes of files that were read before, which the Python runtime shares. A file is identified
+// by its device, inode, size, mtime and ctime; neither a copy nor `touch` can set the ctime back.
 class HashCache {
    public:
-    // Reads the cache's file. The cache is empty if that cannot be read.
+    // Reads the user's cache, if it can be read.
     HashCache();
 
-    // Whether `path` has this hash. Reads a file that is not cached; throws Error if that fails.
+    // Whether `path` has this hash. Throws Error if the file is not cached and cannot be read.
     bool matches(const std::filesystem::path& path, const std::string& sha256);
-    // Write the new hashes, and those that other processes have written meanwhile, to the cache's
-    // file. Failures are ignored: the bundle's files are then read again next time.
+    // Add the new hashes to the user's cache, if that can be written.
     void save() const;
 
    private:
     using Line = std::pair<std::string, std::string>;  // the identity of a file, and its SHA-256
 
-    std::vector<Line> lines_;                    // in the order of the cache's file
+    std::vector<Line> lines_;
     std::map<std::string, std::string> hashes_;  // by identity
     std::vector<Line> new_;                      // what `save` adds
 };
+
+// Throws Error unless every file of the bundle exists and is the one that was exported. hashes:
+// false compares sizes alone. cache: null reads every file.
+void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
+                  HashCache* cache = nullptr);
 
 }  // namespace pass

@@ -4,7 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bundle/integrity.h"
-#include "bundle/tensors.h"
+#include "bundle/noise.h"
+#include "bundle/window.h"
 #include "errors.h"
 #include "utf8.h"
 
@@ -12,61 +13,182 @@ namespace pass {
 
 namespace {
 
-template <class Value>
-const Value* find_in(const OrderedMap<Value>& mapping, const std::string& name) {
-    const auto item = std::find_if(mapping.begin(), mapping.end(),
-                                   [&](auto& each) { return each.first == name; });
-    return item == mapping.end() ? nullptr : &item->second;
+using Json = nlohmann::json;
+
+constexpr int max_nesting = 200;                            // of lists and objects, as in Python
+constexpr std::int64_t max_number = std::int64_t{1} << 53;  // so that sums cannot overflow
+constexpr std::int64_t max_width = std::int64_t{1} << 30;   // of what becomes an int
+
+constexpr const char* export_again = "export the bundle again";
+
+// nlohmann's messages begin with "[json.exception.type_error.302] ".
+std::string reason_of(const std::exception& error) {
+    const std::string message = error.what();
+    const std::size_t end = message.starts_with("[json.") ? message.find("] ") + 2 : 0;
+    return one_line(message.substr(end));
 }
 
-using std::to_string;
-
-// Throws Error unless the tensors whose names begin with `prefix` are the K/V of all layers.
-void check_cache(const ModelInfo& model, const std::string& prefix,
-                 const std::vector<Tensor>& tensors) {
-    const std::vector<Dimension> shape{"batch", model.kv_heads, "capacity", model.head_dim};
-    std::int64_t count = 0;
-    for (const Tensor& tensor : tensors) {
-        if (!tensor.name.starts_with(prefix)) continue;
-        ++count;
-        if (tensor.shape == shape && tensor.dtype == model.dtype) continue;
-        throw Error(tensor.name + " is " + tensor.dtype + " " + text_of(tensor.shape) + ", not " +
-                    model.dtype + " " + text_of(shape) + " (model.kv_heads, model.head_dim)");
+// The digest says who wrote the manifest, so types and bounds are checked only where a wrong value
+// would crash.
+std::int64_t whole(const Json& value, std::int64_t min, std::int64_t max = max_number) {
+    if (value.is_number_unsigned()) {
+        const auto number = value.get<std::uint64_t>();
+        if (number >= static_cast<std::uint64_t>(min) && number <= static_cast<std::uint64_t>(max))
+            return static_cast<std::int64_t>(number);
     }
-    if (count == 2 * model.layers) return;
-    throw Error("model.layers is " + to_string(model.layers) + " and the trunk has " +
-                to_string(count) + " " + prefix.substr(0, prefix.size() - 1) + " tensors");
+    throw Error(one_line(value.dump()) + " is not a whole number from " + std::to_string(min) +
+                " to " + std::to_string(max));
 }
 
-// Throws Error unless all tensors of `graph` are such as this runtime fills and reads, with the
-// types and ranks that it expects.
-void check_tensors(const Graph& graph) {
-    for (const auto* tensors : {&graph.inputs, &graph.outputs}) {
-        for (const Tensor& tensor : *tensors) {
-            if (tensor.name.starts_with(cache_prefix) || tensor.name.starts_with(present_prefix))
-                continue;
-            const auto kind = tensor_kinds().find(tensor.name);
-            if (kind != tensor_kinds().end() && kind->second.dtype == tensor.dtype &&
-                kind->second.rank == tensor.shape.size())
-                continue;
-            throw Error(tensor.name + " of " + graph.file + " cannot be " + tensor.dtype + " " +
-                        text_of(tensor.shape));
-        }
+// A plain name, which cannot lead out of the bundle's directory.
+std::string file_name(const Json& value) {
+    std::string name = value;
+    const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+    const auto inside = [&](char c) { return plain(c) || c == '.' || c == '-'; };
+    if (!name.empty() && name.size() <= 100 && plain(name[0]) &&
+        std::all_of(name.begin(), name.end(), inside))
+        return name;
+    throw Error(one_line(name) + " is not a plain file name, so it could point outside the bundle");
+}
+
+template <class Read>
+auto list(const Json& json, const Read& read) {
+    std::vector<decltype(read(json))> result;
+    for (const Json& item : json.get_ref<const Json::array_t&>()) result.push_back(read(item));
+    return result;
+}
+
+template <class Read>
+auto mapping(const Json& json, const Read& read) {
+    std::map<std::string, decltype(read(json))> result;
+    for (const auto& [key, item] : json.get_ref<const Json::object_t&>())
+        result.emplace(key, read(item));
+    return result;
+}
+
+std::string string_of(const Json& json) { return json; }
+
+Integers numbers(const Json& json, std::int64_t min, std::int64_t max) {
+    return list(json, [=](const Json& item) { return whole(item, min, max); });
+}
+
+Tensor read_tensor(const Json& json) {
+    const auto read_size = [](const Json& size) {
+        return size.is_string() ? Dimension(string_of(size)) : Dimension(whole(size, 0));
+    };
+    return {json.at("name"), json.at("dtype"), list(json.at("shape"), read_size)};
+}
+
+Graph read_graph(const Json& json) {
+    return {file_name(json.at("file")), list(json.at("inputs"), read_tensor),
+            list(json.at("outputs"), read_tensor)};
+}
+
+DerivedTrunk read_derived(const Json& json) {
+    DerivedTrunk result{file_name(json.at("file")), json.at("device"), {}};
+    if (const Json batch = json.value("batch", Json()); !batch.is_null())
+        result.batch = whole(batch, 1);
+    result.lookahead_rows = json.value("lookahead_rows", true);
+    return result;
+}
+
+ModelInfo read_model(const Json& json) {
+    ModelInfo result;
+    result.name = json.at("name");
+    result.dtype = json.at("dtype");
+    result.weights = json.at("weights");
+    for (const auto& [name, size] :
+         {std::pair{"vocab_size", &result.vocab_size},
+          std::pair{"hidden_size", &result.hidden_size}, std::pair{"heads", &result.heads},
+          std::pair{"kv_heads", &result.kv_heads}, std::pair{"head_dim", &result.head_dim},
+          std::pair{"max_capacity", &result.max_capacity}}) {
+        *size = whole(json.at(name), 1);
+    }
+    result.eos_token_ids = numbers(json.at("eos_token_ids"), 0, result.vocab_size - 1);
+    if (const Json& bos = json.at("bos_token_id"); !bos.is_null())
+        result.bos_token_id = whole(bos, 0, result.vocab_size - 1);
+    return result;
+}
+
+LookaheadInfo read_lookahead(const Json& json) {
+    return {whole(json.at("length"), 1, max_lookahead), json.at("source"),
+            json.at("acceptance_per_position"), json.at("acceptance_per_position_sampled")};
+}
+
+FileInfo read_file(const Json& json) { return {json.at("sha256"), whole(json.at("bytes"), 0)}; }
+
+// [min, opt, max]
+Profile::Range read_range(const Json& json) { return {whole(json.at(0), 0), whole(json.at(2), 0)}; }
+
+EngineFile read_engine(const Json& json) {
+    const auto read_profile = [](const Json& profile) {
+        return Profile{mapping(profile.at("sizes"), read_range)};
+    };
+    return {file_name(json.at("graph")), file_name(json.at("file")), read_file(json),
+            list(json.at("profiles"), read_profile), mapping(json.at("aliases"), string_of)};
+}
+
+EngineSet read_engines(const Json& json) {
+    EngineSet result{file_name(json.at("directory")),
+                     json.at("library"),
+                     json.at("version"),
+                     list(json.at("targets"), string_of),
+                     json.at("bundle"),
+                     whole(json.at("lookahead"), 1, max_lookahead),
+                     whole(json.at("max_batch_size"), 1),
+                     numbers(json.at("capacities"), 1, max_number),
+                     numbers(json.at("prefill_widths"), 1, max_width),
+                     list(json.at("engines"), read_engine)};
+    if (result.capacities.empty()) throw Error("an engine set has no capacities");
+    return result;
+}
+
+Manifest read_document(const Json& json) {
+    const Json noise{{"scheme", noise_scheme},
+                     {"members", noise_block_size},
+                     {"row", noise_row_entries},
+                     {"bits", noise_bits}};
+    if (json.at("noise") != noise) throw Error("its noise is not this version's " + noise.dump());
+    Manifest result{read_model(json.at("model")),
+                    read_lookahead(json.at("lookahead")),
+                    json.at("rule"),
+                    read_graph(json.at("trunk")),
+                    list(json.at("derived"), read_derived),
+                    {},
+                    read_graph(json.at("logprobs")),
+                    read_graph(json.at("processors")),
+                    mapping(json.at("files"), read_file),
+                    list(json.at("engines"), read_engines)};
+    for (const Json& window : json.at("windows").get_ref<const Json::array_t&>())
+        result.windows[window.at("name")] = mapping(window.at("tails"), read_graph);
+    for (const auto& [name, info] : result.files) file_name(name);
+    return result;
+}
+
+Json parse(const std::string& text, const std::string& path) {
+    const auto limit_depth = [](int depth, Json::parse_event_t, Json&) {
+        if (depth > max_nesting) throw Error("recursion limit exceeded");
+        return true;
+    };
+    try {
+        if (text.starts_with("\xEF\xBB\xBF")) throw Error("it begins with a byte order mark");
+        return Json::parse(text, limit_depth);
+    } catch (const std::exception& error) {
+        throw Error(path + ": file: Invalid JSON: " + reason_of(error));
+    }
+}
+
+void check_version(const Json& document, const std::string& path) {
+    if (!document.is_object() || document.value("format", Json()) != "pass-bundle")
+        throw Error(path + ": it is not the manifest of a bundle");
+    const Json version = document.value("version", Json());
+    if (version != manifest_version) {
+        throw Error(path + ": manifest version " + one_line(version.dump()) + " is not " +
+                    std::to_string(manifest_version) + "; " + export_again);
     }
 }
 
 }  // namespace
-
-const Tensor* Graph::find(const std::string& name) const {
-    for (const auto* tensors : {&inputs, &outputs}) {
-        for (const Tensor& tensor : *tensors) {
-            if (tensor.name == name) return &tensor;
-        }
-    }
-    return nullptr;
-}
-
-const Graph* PlanInfo::tail(const std::string& sampler) const { return find_in(tails, sampler); }
 
 bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) const {
     return std::all_of(sizes.begin(), sizes.end(), [&](const auto& item) {
@@ -77,12 +199,11 @@ bool Profile::admits(const std::map<std::string, std::int64_t>& dimensions) cons
 }
 
 std::string Manifest::content_hash() const {
-    std::map<std::string, std::string> hashes;  // in the order of the names
-    for (const auto& [name, info] : files) {
-        if (name.ends_with(".onnx") || name.ends_with(".data")) hashes[name] = info.sha256;
-    }
     std::string lines;
-    for (const auto& [name, hash] : hashes) lines += name + " " + hash + "\n";
+    for (const auto& [name, info] : files) {
+        if (name.ends_with(".onnx") || name.ends_with(".data"))
+            lines += name + " " + info.sha256 + "\n";
+    }
     return sha256(lines);
 }
 
@@ -100,97 +221,27 @@ const DerivedTrunk* Manifest::derived_trunk(const std::string& device, int slots
     return preferred;
 }
 
-std::vector<Tree> Manifest::trees(const std::function<bool(const std::string&)>& built) const {
-    std::vector<Tree> result;
-    for (const PlanInfo& info : plans) {
-        const bool all_built =
-            std::all_of(info.tails.begin(), info.tails.end(),
-                        [&](const auto& tail) { return built(tail.second.file); });
-        if (!info.parents.empty() && all_built)
-            result.emplace_back(info.parents.begin(), info.parents.end());
-    }
-    return result;
-}
-
 std::set<std::string> Manifest::graph_files() const {
-    std::set<std::string> names{trunk.file, logprobs.file};
-    for (const PlanInfo& plan : plans) {
-        for (const auto& [sampler, tail] : plan.tails) names.insert(tail.file);
+    std::set<std::string> names{trunk.file, logprobs.file, processors.file};
+    for (const auto& [window, tails] : windows) {
+        for (const auto& [sampler, tail] : tails) names.insert(tail.file);
     }
-    if (processors) names.insert(processors->file);
     for (const DerivedTrunk& each : derived) names.insert(each.file);
     return names;
 }
 
-const PlanInfo& Manifest::plan(const std::string& name) const {
-    std::string names;
-    for (const PlanInfo& info : plans) {
-        if (info.name == name) return info;
-        names += (names.empty() ? "" : ", ") + info.name;
-    }
-    throw Error("the bundle has no plan '" + name + "'; it has " + names);
-}
-
-const FileInfo* Manifest::file(const std::string& name) const { return find_in(files, name); }
-
-void check_consistency(const Manifest& manifest) {
-    const ModelInfo& model = manifest.model;
-    Integers tokens = model.eos_token_ids;
-    if (model.bos_token_id) tokens.insert(tokens.begin(), *model.bos_token_id);
-    for (const std::int64_t token : tokens) {
-        if (token >= 0 && token < model.vocab_size) continue;
-        throw Error("token " + to_string(token) + " is not in the vocabulary of " +
-                    to_string(model.vocab_size) + " (model.vocab_size)");
-    }
-    check_cache(model, cache_prefix, manifest.trunk.inputs);
-    check_cache(model, present_prefix, manifest.trunk.outputs);
-    check_tensors(manifest.trunk);
-    const Tensor* logits = manifest.trunk.find("logits");
-    if (logits == nullptr || logits->shape.back() != Dimension(model.vocab_size)) {
-        throw Error("the trunk's logits are not those of model.vocab_size " +
-                    to_string(model.vocab_size));
-    }
-    for (const PlanInfo& info : manifest.plans) {
-        for (std::size_t i = 0; i < info.parents.size(); ++i) {
-            if (info.parents[i] >= 0 && info.parents[i] <= static_cast<std::int64_t>(i)) continue;
-            throw Error("draft " + to_string(i + 1) + " of the tree of " + info.name +
-                        " follows no row before it");
-        }
-        for (const auto& [sampler, tail] : info.tails) check_tensors(tail);
-    }
-    for (const EngineSet& engines : manifest.engines) {
-        for (const std::int64_t width : engines.prefill_widths) {
-            if (width <= engines.capacities.back()) continue;
-            throw Error("engines " + engines.directory + " have prompt chunks of " +
-                        to_string(width) + " tokens and a KV capacity of " +
-                        to_string(engines.capacities.back()));
-        }
-    }
-    check_tensors(manifest.logprobs);
-    if (manifest.processors) check_tensors(*manifest.processors);
-}
-
-void check_trunk_metadata(const Manifest& manifest, const std::string& stated) {
-    using Json = nlohmann::json;
-    const ModelInfo& model = manifest.model;
-    const std::pair<const char*, Json> facts[] = {{"model.dtype", model.dtype},
-                                                  {"model.weights", model.weights},
-                                                  {"model.vocab_size", model.vocab_size},
-                                                  {"model.hidden_size", model.hidden_size},
-                                                  {"model.layers", model.layers},
-                                                  {"model.heads", model.heads},
-                                                  {"model.kv_heads", model.kv_heads},
-                                                  {"model.head_dim", model.head_dim},
-                                                  {"model.max_capacity", model.max_capacity},
-                                                  {"lookahead.length", manifest.lookahead.length},
-                                                  {"rule", manifest.rule}};
-    const Json metadata = Json::parse(stated, nullptr, false);
-    for (const auto& [name, expected] : facts) {
-        const Json actual = metadata.is_object() ? metadata.value(name, Json()) : Json();
-        if (actual == expected) continue;
-        throw Error("the manifest says " + std::string(name) + " " + expected.dump() + " and " +
-                    manifest.trunk.file + " " + (actual.is_null() ? "nothing" : actual.dump()) +
-                    "; export the bundle again");
+Manifest parse_manifest(const std::string& text, const std::string& path) {
+    const Json document = parse(text, path);
+    check_version(document, path);
+    Json digested = document;
+    digested.erase("engines");
+    digested.erase("digest");
+    if (document.value("digest", Json()) != sha256(digested.dump()))
+        throw Error(path + " was edited after the export (its digest differs): " + export_again);
+    try {
+        return read_document(document);
+    } catch (const std::exception& error) {
+        throw Error(path + ": " + reason_of(error) + "; " + export_again);
     }
 }
 
@@ -201,19 +252,7 @@ Manifest read_manifest(const std::filesystem::path& bundle) {
         throw Error(bundle.string() + " is not a bundle: it has no " + manifest_file +
                     " (make one with pass-export)");
     }
-    Manifest manifest;
-    try {
-        manifest = parse_manifest(*text);
-    } catch (const Error& error) {
-        throw Error(path.string() + ": " + error.what());
-    }
-    try {
-        check_consistency(manifest);
-    } catch (const Error& error) {
-        throw Error(path.string() + " contradicts itself: " + error.what() +
-                    "; export the bundle again");
-    }
-    return manifest;
+    return parse_manifest(*text, path.string());
 }
 
 }  // namespace pass

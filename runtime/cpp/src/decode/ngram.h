@@ -1,4 +1,3 @@
-// N-gram drafts (prompt lookup): what followed the last earlier occurrence of the newest tokens.
 #pragma once
 
 #include <array>
@@ -9,17 +8,17 @@
 
 namespace pass {
 
-// Every n-gram of a growing sequence, with the index of the token after its newest occurrence. The
-// match is the longest n-gram that ends the sequence and occurred in it before.
+// N-gram drafts (prompt lookup). The match is the longest n-gram that ends the sequence and
+// occurred in it before.
 class NgramIndex {
    public:
     void extend(std::span<const std::int64_t> tokens);
 
-    // The `count` tokens that followed the last earlier occurrence of the match; empty without one.
-    // If fewer tokens follow, they are repeated, as in a text that loops.
+    // The tokens that followed the last earlier occurrence of the match; empty without one. If too
+    // few follow, they are repeated, as in a text that loops.
     std::vector<std::int64_t> propose(int count) const;
 
-    // The length of the match in tokens; 0 without a match.
+    // In tokens; 0 without a match.
     int match_length() const { return match_length_; }
 
    private:
@@ -31,7 +30,6 @@ class NgramIndex {
         std::size_t operator()(const Gram& gram) const;
     };
 
-    // Index the n-grams that end the sequence, and find the match.
     void index_end();
 
     std::vector<std::int64_t> tokens_;

@@ -35,7 +35,7 @@ SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReade
       reader_(std::move(reader)) {
     if (request.ngram_drafts > 0) ngram_index.emplace().extend(request.prompt_ids);
     if (request.processing) processors.emplace(*request.processing, request.prompt_ids);
-    stats.plan = request.mode;
+    stats.plan = request.plan_name;
     stats.lookahead = std::max(request.lookahead_drafts, request.ngram_drafts);
     stats.prompt_tokens = static_cast<std::int64_t>(request.prompt_ids.size());
     output.stats = stats;

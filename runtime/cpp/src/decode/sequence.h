@@ -1,11 +1,9 @@
-// A request and its state: the tokens so far, and the output for the thread that reads them.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,28 +12,28 @@
 #include <string>
 #include <vector>
 
-#include "bundle/plan.h"
+#include "bundle/window.h"
 #include "decode/ngram.h"
 #include "decode/processors.h"
 #include "pass/event.hpp"
 #include "pass/options.hpp"
 #include "text/text_reader.h"
-#include "tuning/estimates.h"
+#include "tuning/auto.h"
 
 namespace pass {
 
 // Seconds of a monotonic clock.
 double now();
 
-// A request whose defaults are filled in. Fields without a comment are as in GenerateOptions.
+// A request whose defaults are filled in.
 struct ResolvedRequest {
     std::vector<std::int64_t> prompt_ids;
     SamplingParams sampling;
     std::int64_t max_new_tokens = 0;
-    std::string mode = "ar";     // what statistics call the plan
-    std::optional<Cycle> cycle;  // the plans to decode with; none: `auto` chooses them
-    int lookahead_drafts = 0;    // the most look-ahead drafts of a pass
-    int ngram_drafts = 0;        // the most n-gram drafts of a pass
+    std::string plan_name = "ar";  // in statistics
+    std::optional<Plan> plan;      // none: `auto` chooses it
+    int lookahead_drafts = 0;      // the most look-ahead drafts of a pass
+    int ngram_drafts = 0;          // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
     bool reuse_prefix = false;
     std::string cache_salt{};
@@ -43,27 +41,27 @@ struct ResolvedRequest {
     std::optional<Processing> processing{};
 };
 
-// How a sequence ended. stop: the token or string that ended it. error: for its readers, or null.
+// How a sequence ended. error: for its readers, or null.
 struct End {
     FinishReason reason;
     StopReason stop;
     std::exception_ptr error;
 };
 
-// The end of a sequence that failed with the exception that is being handled.
+// With the exception that is being handled.
 End error_end() noexcept;
 
-// What readers (the threads that read output) wait for. All sequences of a session share it.
+// What the threads that read output wait for. All sequences of a session share it.
 struct Signals {
     std::mutex mutex;
     std::condition_variable changed;
     std::int64_t unfinished = 0;  // sequences in slots and in the queue
 };
 
-// A request that waits or decodes. Readers use only `output`, and may set `cancelled`.
+// A request that waits or decodes. Readers use `output` alone, and may set `cancelled`.
 class SequenceState {
    public:
-    // What readers see. The mutex of `signals` guards it.
+    // The mutex of `signals` guards it.
     struct Output {
         std::deque<Event> events;  // that nobody has read yet
         std::optional<End> end;
@@ -73,18 +71,17 @@ class SequenceState {
     SequenceState(ResolvedRequest request, std::unique_ptr<TextReader> reader,
                   std::shared_ptr<Signals> signals);
 
-    // Whether all tokens but the root are in the cache, so that passes can decode the sequence.
+    // Whether all tokens but the root are in the cache.
     bool prefilled() const { return cached == static_cast<std::int64_t>(tokens.size()) - 1; }
-    // How many tokens were written so far.
     std::int64_t written() const {
         return static_cast<std::int64_t>(tokens.size() - request.prompt_ids.size());
     }
-    // Record how long the sequence waited. Call it when it gets a slot, or ends without one.
+    // Call it when the sequence gets a slot, or ends without one.
     void leave_queue();
-    // Append the tokens of a pass, up to the stop or the limit that ends the sequence, if any.
+    // Append the tokens of a pass, up to the stop or the limit that ends the sequence.
     void write(std::vector<Token> pass_tokens);
-    // End the sequence. Text that was held back as a possible stop string is published first; if
-    // that fails, the sequence ends with its error.
+    // Text that was held back as a possible stop string is published first; if that fails, the
+    // sequence ends with its error.
     void finish(End end) noexcept;
 
     const ResolvedRequest request;
@@ -97,8 +94,7 @@ class SequenceState {
     std::optional<NgramIndex> ngram_index;
     std::optional<double> decoding_since;  // when its first pass began (`now`)
     double engine_seconds_before = 0.0;    // of the session, when its first pass began
-    std::optional<ConditionalAcceptance> lookahead_acceptance;  // none until `auto` needs it
-    std::map<int, ConditionalAcceptance> ngram_acceptance;      // by the length of the match
+    Rates rates;
     std::optional<Processors> processors;
     std::exception_ptr processors_error;  // if not null, the sequence ends after the pass
     Output output;

@@ -7,10 +7,6 @@ namespace pass {
 
 namespace {
 
-std::span<const std::int64_t> beginning(std::span<const std::int64_t> tokens, std::int64_t count) {
-    return tokens.first(std::min(static_cast<std::size_t>(count), tokens.size()));
-}
-
 // The prompt without its last token, which is the root of the first pass.
 std::span<const std::int64_t> all_but_last(const ResolvedRequest& request) {
     return std::span(request.prompt_ids).first(request.prompt_ids.size() - 1);
@@ -19,7 +15,9 @@ std::span<const std::int64_t> all_but_last(const ResolvedRequest& request) {
 }  // namespace
 
 std::span<const std::int64_t> Slot::held() const {
-    return sequence == nullptr ? std::span(kept) : beginning(sequence->tokens, sequence->cached);
+    if (sequence == nullptr) return kept;
+    const std::span tokens(sequence->tokens);  // the pass that ended a text cached more
+    return tokens.first(std::min(static_cast<std::size_t>(sequence->cached), tokens.size()));
 }
 
 Slots::Slots(Backend& backend, bool prefix_cache) : backend_(backend) {
@@ -74,7 +72,6 @@ bool Slots::admit(const std::shared_ptr<SequenceState>& sequence) {
     chosen->sequence = sequence;
     chosen->kept.clear();
     chosen->salt = sequence->request.cache_salt;
-    chosen->exact_prefix_len = std::min(chosen->exact_prefix_len, reused);
     chosen->num_drafts = 0;
     chosen->staged = chosen->masked = false;
     sequence->admission_number = ++admitted_;
@@ -113,10 +110,8 @@ void Slots::share(Slot& slot) {
         count = stored.count;
         reserve(count);
         store_->load(stored, slot.number);
-        slot.exact_prefix_len = count;
     } else if (source != nullptr) {
         backend_.cache().copy_slot(source->number, slot.number, count);
-        slot.exact_prefix_len = std::min(source->exact_prefix_len, count);
     } else {
         return;
     }
@@ -146,16 +141,16 @@ void Slots::reserve(std::int64_t tokens) {
     if (tokens > backend_.capacity()) resize(backend_.capabilities().capacity(tokens));
 }
 
-void Slots::make_room(const Plan& plan, int batch) {
+void Slots::make_room(const Window& window, int batch) {
     const std::span<Slot> slots = std::span(slots_).first(static_cast<std::size_t>(batch));
     std::int64_t longest = 0;
     for (const Slot& slot : slots) {
         if (slot.sequence != nullptr) longest = std::max(longest, slot.cached());
     }
-    const std::int64_t window = backend_.capabilities().padded_width(plan.width());
-    reserve(longest + window);
+    const std::int64_t width = backend_.capabilities().padded_width(window.width());
+    reserve(longest + width);
     for (Slot& slot : slots) {
-        const std::int64_t fitting = backend_.capacity() - window;
+        const std::int64_t fitting = backend_.capacity() - width;
         if (slot.cached() > fitting) truncate_kept(slot, fitting);
     }
 }
@@ -166,9 +161,8 @@ void Slots::resize(std::int64_t capacity) {
     backend_.resize(capacity, lengths);
 }
 
-// Shrink a KV cache that is longer than all sequences need, because a pass takes time for its whole
-// length. tokens: the length of a new sequence with its first token; it reuses `reused` in `slot`.
-// Kept tokens that do not fit are dropped.
+// Shrink a cache that is longer than all sequences need, because a pass takes time for its whole
+// length. tokens: the length of a new sequence in `slot`, where it reuses `reused`.
 void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
     truncate_kept(slot, reused);
     for (const Slot* other : busy())
@@ -182,12 +176,11 @@ void Slots::shrink(std::int64_t tokens, Slot& slot, std::int64_t reused) {
     }
 }
 
-// Keep only the first `tokens` kept tokens of a free slot. If some are dropped, the exact prefix is
-// saved first. Then the slot must be masked again: until then the device has its old length.
+// Of a free slot. If tokens are dropped, they are saved first. Then the slot must be masked again:
+// until then the device has its old length.
 void Slots::truncate_kept(Slot& slot, std::int64_t tokens) {
     if (tokens < static_cast<std::int64_t>(slot.kept.size())) {
-        if (store_)
-            store_->save(slot.number, beginning(slot.kept, slot.exact_prefix_len), slot.salt);
+        if (store_) store_->save(slot.number, slot.kept, slot.salt);
         slot.kept.resize(static_cast<std::size_t>(tokens));
     }
     slot.staged = slot.masked = false;
@@ -199,20 +192,16 @@ void Slots::move(Slot& source, Slot& target) {
     backend_.set_sampling(target.number, source.sequence->request.sampling);
     target.sequence = std::move(source.sequence);
     target.salt = source.salt;
-    target.exact_prefix_len = source.exact_prefix_len;
     target.num_drafts = 0;  // its drafts were in the window that it left
     source.sequence = nullptr;
     truncate_kept(source, 0);
 }
 
-// How many prompt tokens of `request`, in whole blocks, have K/V in `slot` that it may use. With
-// `same_entries`, these must have the bits that a prefill would write. Without a prefix store, only
-// requests with `reuse_prefix` may use any.
+// How many prompt tokens of `request`, in whole blocks, have K/V in `slot` that it may use. Without
+// a prefix store, only requests with `reuse_prefix` may use any.
 std::int64_t Slots::reusable(const Slot& slot, const ResolvedRequest& request) const {
     if (slot.salt != request.cache_salt || (!store_ && !request.reuse_prefix)) return 0;
-    const std::int64_t usable =
-        backend_.capabilities().same_entries ? slot.exact_prefix_len : slot.cached();
-    return rounded_to_blocks(std::min(usable, common_prefix(slot.held(), all_but_last(request))));
+    return rounded_to_blocks(common_prefix(slot.held(), all_but_last(request)));
 }
 
 }  // namespace pass

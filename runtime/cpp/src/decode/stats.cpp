@@ -22,17 +22,6 @@ void Stats::record(int drafts, int count) {
     histogram[static_cast<std::size_t>(count - 1)] += 1;
 }
 
-void Stats::add(const Stats& other) {
-    generated_tokens += other.generated_tokens;
-    passes += other.passes;
-    emitted += other.emitted;
-    steps += other.steps;
-    drafted += other.drafted;
-    accepted += other.accepted;
-    histogram.resize(std::max(histogram.size(), other.histogram.size()));
-    for (std::size_t i = 0; i < other.histogram.size(); ++i) histogram[i] += other.histogram[i];
-}
-
 double Stats::tau() const {
     return quotient(static_cast<double>(emitted), static_cast<double>(passes));
 }

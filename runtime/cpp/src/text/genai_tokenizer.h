@@ -12,17 +12,15 @@ namespace pass {
 
 class GenaiTokenizer {
    public:
-    // tokenizer: the path of a tokenizer.json. library: that of libonnxruntime-genai.so.
-    // onnxruntime: that of the libonnxruntime.so that it needs. If one of these two is empty, it is
-    // $PASS_ONNXRUNTIME_GENAI or $PASS_ONNXRUNTIME, the path that the build found, or what the
-    // loader finds. Throws Error if a library is missing or cannot read the tokenizer.
+    // tokenizer: a tokenizer.json. library, onnxruntime: as for `Tokenizer`. Throws Error if a
+    // library is missing or cannot read the tokenizer.
     GenaiTokenizer(const std::filesystem::path& tokenizer, const std::filesystem::path& library,
                    const std::filesystem::path& onnxruntime);
     ~GenaiTokenizer();
     GenaiTokenizer(const GenaiTokenizer&) = delete;
     GenaiTokenizer& operator=(const GenaiTokenizer&) = delete;
 
-    // The ids of `text`, without special tokens around them. Any thread may call it.
+    // Without special tokens around them. Any thread may call it.
     std::vector<std::int64_t> encode(const std::string& text) const;
 
    private:

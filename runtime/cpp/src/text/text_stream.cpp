@@ -7,48 +7,9 @@
 
 namespace pass {
 
-Automaton::Automaton(const std::vector<std::string>& words) {
-    for (const std::string& word : words) {
-        std::uint32_t state = 0;
-        for (const char byte : word) {
-            const auto [place, added] =
-                next_.try_emplace(edge(state, byte), static_cast<std::uint32_t>(nodes_.size()));
-            if (added) nodes_.push_back({nodes_[state].depth + 1});
-            state = place->second;
-        }
-        nodes_[state].word_size = word.size();
-    }
-    // States of shorter suffixes are linked first, because those of longer suffixes need them.
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> edges(next_.begin(), next_.end());
-    std::sort(edges.begin(), edges.end(), [&](const auto& a, const auto& b) {
-        return nodes_[a.second].depth < nodes_[b.second].depth;
-    });
-    for (const auto& [edge, state] : edges) {
-        const auto before = static_cast<std::uint32_t>(edge >> 8);
-        Node& node = nodes_[state];
-        if (before != 0)
-            node.shorter = step(nodes_[before].shorter, static_cast<char>(edge & 0xFF));
-        if (node.word_size == 0) node.word_size = nodes_[node.shorter].word_size;
-    }
-}
-
-std::uint32_t Automaton::step(std::uint32_t state, char byte) const {
-    while (true) {
-        if (const auto following = next_.find(edge(state, byte)); following != next_.end())
-            return following->second;
-        if (state == 0) return 0;
-        state = nodes_[state].shorter;
-    }
-}
-
 namespace {
 
 constexpr std::size_t max_partial_bytes = 3;  // the most bytes of an incomplete character
-
-std::vector<std::string> without_empty(std::vector<std::string> stops) {
-    std::erase_if(stops, [](const std::string& stop) { return stop.empty(); });
-    return stops;
-}
 
 }  // namespace
 
@@ -122,29 +83,35 @@ std::string Detokenizer::read_prompt(const std::vector<std::int64_t>& prompt) {
     return lossy_utf8(held_, vocabulary_->byte_fallback());
 }
 
-StopFilter::StopFilter(std::vector<std::string> stops)
-    : automaton_(without_empty(std::move(stops))) {}
+StopFilter::StopFilter(std::vector<std::string> stops) : stops_(std::move(stops)) {
+    std::erase_if(stops_, [](const std::string& stop) { return stop.empty(); });
+    std::sort(stops_.begin(), stops_.end(),
+              [](const auto& a, const auto& b) { return a.size() > b.size(); });
+}
 
 std::string StopFilter::push(std::string_view text, std::optional<std::string>& stop,
                              bool may_end) {
-    const std::size_t begin = held_.size();
+    const std::size_t before = held_.size();
     held_ += text;
-    for (std::size_t i = begin; i < held_.size(); ++i) {
-        state_ = automaton_.step(state_, held_[i]);
-        const std::size_t size = automaton_.word_size(state_);
-        if (!may_end || size == 0) continue;
-        const std::string up_to_here = flush();
-        stop = up_to_here.substr(i + 1 - size, size);
-        return up_to_here.substr(0, i + 1 - size);
+    for (std::size_t end = before + 1; may_end && end <= held_.size(); ++end) {
+        const std::string_view so_far = std::string_view(held_).substr(0, end);
+        const auto found = std::find_if(stops_.begin(), stops_.end(),
+                                        [&](const auto& each) { return so_far.ends_with(each); });
+        if (found == stops_.end()) continue;
+        stop = *found;
+        return flush().substr(0, end - found->size());
     }
-    std::string final_text = held_.substr(0, held_.size() - automaton_.depth(state_));
+    std::size_t kept = 0;  // bytes that begin a stop string
+    for (const std::string& each : stops_) {
+        for (std::size_t size = std::min(each.size(), held_.size()); size > kept; --size) {
+            if (held_.ends_with(std::string_view(each).substr(0, size))) kept = size;
+        }
+    }
+    std::string final_text = held_.substr(0, held_.size() - kept);
     held_.erase(0, final_text.size());
     return final_text;
 }
 
-std::string StopFilter::flush() {
-    state_ = 0;
-    return std::exchange(held_, {});
-}
+std::string StopFilter::flush() { return std::exchange(held_, {}); }
 
 }  // namespace pass

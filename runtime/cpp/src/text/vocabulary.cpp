@@ -15,8 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The byte for which each character of a byte-level token stands: printable bytes stand for
-// themselves, the others are written as U+0100, U+0101, ..., as GPT-2 does.
+// Printable bytes stand for themselves, the others are U+0100, U+0101, ..., as in GPT-2.
 std::map<std::string, char> byte_of_character() {
     const auto utf8 = [](unsigned code) {
         if (code < 0x80) return std::string(1, static_cast<char>(code));
@@ -33,7 +32,7 @@ std::map<std::string, char> byte_of_character() {
     return table;
 }
 
-// The bytes of a token's text, or the text itself if it has characters that are not in `table`.
+// The text itself if it has characters that are not in `table`.
 std::string to_bytes(const std::string& text, const std::map<std::string, char>& table) {
     std::string bytes;
     for (std::size_t i = 0; i < text.size();) {
@@ -54,8 +53,6 @@ std::string type_of(const Json& part) {
     return part.is_object() ? part.value("type", "no type") : "none";
 }
 
-// Add the ids that the template of `processor` puts before a text to `prefix`, and those that it
-// puts after the text to `suffix`.
 void read_template(const Json& processor, std::vector<std::int64_t>& prefix,
                    std::vector<std::int64_t>& suffix) {
     std::vector<std::int64_t>* side = &prefix;
@@ -78,12 +75,10 @@ Json digits_step(const Json& pre_tokenizer) {
     return type_of(first) == "Digits" ? first : Json();
 }
 
-// What turns the tokens of a tokenizer with byte fallback into bytes.
 struct ByteFallback {
     std::vector<std::pair<std::string, std::string>> replaced;  // texts, and what replaces them
-    std::size_t stripped_spaces = 0;  // the most spaces that are removed from a text's beginning
+    std::size_t stripped_spaces = 0;
 
-    // The bytes of a token's text.
     std::string bytes(std::string text) const {
         if (text.size() == 6 && text.starts_with("<0x") && text.back() == '>' &&
             std::isxdigit(text[3]) != 0 && std::isxdigit(text[4]) != 0) {

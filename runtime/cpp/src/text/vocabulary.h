@@ -1,5 +1,4 @@
-// What a tokenizer.json says: the bytes of every token, which tokens are special, and how a text is
-// split before it is encoded.
+// What a tokenizer.json says.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +10,24 @@
 
 namespace pass {
 
-// Splits UTF-8 `text` into runs of digits (one_by_one: into single digits) and the text between
-// them, as the pre-tokenizer Digits of `tokenizers` does.
+// Into runs of digits (one_by_one: single digits) and the text between them, as the pre-tokenizer
+// Digits does.
 std::vector<std::string> split_digits(std::string_view text, bool one_by_one);
 
 class Vocabulary {
    public:
-    // text: the content of the file. Throws Error, without the file's name, unless the file is a
-    // byte-level tokenizer whose post-processor only adds special tokens at either end, or a
-    // tokenizer with byte fallback.
+    // Throws Error unless `text` is a byte-level tokenizer whose post-processor only adds special
+    // tokens at either end, or a tokenizer with byte fallback.
     explicit Vocabulary(const std::string& text);
 
-    // The bytes of `token`; empty for a special token, and for an id that has no token.
+    // Empty for a special token, and for an id that has no token.
     const std::string& bytes(std::int64_t token) const;
-    // Whether the tokenizer has byte fallback. Each byte of an incomplete character is then shown
-    // as U+FFFD, and `split`, `prefix` and `suffix` must not be used.
+    // Each byte of an incomplete character is then shown as U+FFFD, and `split`, `prefix` and
+    // `suffix` must not be used.
     bool byte_fallback() const { return byte_fallback_; }
     // The most spaces that are removed from a text's beginning.
     std::size_t stripped_spaces() const { return stripped_spaces_; }
-    // The id of the special token with this name; -1 if there is none.
+    // The id of the special token with this name, or -1.
     std::int64_t special(const std::string& text) const;
     // Special tokens at the beginning (`prefix`) and end (`suffix`) of a prompt.
     const std::vector<std::int64_t>& prefix() const { return prefix_; }
@@ -42,7 +40,6 @@ class Vocabulary {
     std::vector<Part> split(const std::string& text) const;
 
    private:
-    // How `split` treats digits: not at all, by runs of digits, or one by one.
     enum class Digits { as_letters, in_runs, one_by_one };
 
     bool byte_fallback_ = false;

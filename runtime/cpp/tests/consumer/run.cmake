@@ -23,7 +23,7 @@ endif()
 # The library exports nothing but its own names, and of those only what PASS_API marks.
 file(GLOB_RECURSE library ${DIRECTORY}/installed/*/libpass.so)
 run(nm -D --defined-only --demangle ${library})
-foreach(hidden nlohmann "pass::strict" "pass::Manifest" "pass::Plan" "pass::sha256")
+foreach(hidden nlohmann "pass::strict" "pass::Manifest" "pass::Window" "pass::sha256")
   if(output MATCHES " T ${hidden}" OR output MATCHES " W ${hidden}")
     message(FATAL_ERROR "libpass.so exports ${hidden}")
   endif()

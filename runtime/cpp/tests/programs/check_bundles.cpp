@@ -1,9 +1,10 @@
-// For tests/cpp: reads paths of bundles, one per line, and writes a line of JSON for each: the
-// error of opening the bundle, or null. If the line ends in "\tno hashes", hashes are not compared.
+// For tests/cpp: writes the error of opening each bundle, or null. After "\tno hashes", hashes are
+// not compared.
 
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "bundle/integrity.h"
 #include "bundle/manifest.h"
 #include "errors.h"
 

@@ -1,7 +1,6 @@
-// For tests/cpp: endurance BUNDLE runs the same 200 requests of every kind ten times on one
-// session, some of them cancelled or dropped unread. After each time, and after the session is
-// closed, it writes the memory in use as a line of JSON; before the last line, how the requests
-// ended. (New requests each time could open another tail, or make ONNX Runtime's arena grow.)
+// For tests/cpp: runs the same 200 requests of every kind ten times on one session. After each
+// time, and after the session is closed, it writes the memory in use; before the last line, how the
+// requests ended. (New requests each time could open another tail, or make an arena grow.)
 
 #include <malloc.h>
 #include <unistd.h>
@@ -18,7 +17,6 @@ namespace {
 
 constexpr int num_repeats = 10, num_batches = 10, batch_size = 20;
 
-// Allocates on the heap, and counts the blocks and bytes of the session.
 class CountingAllocator : public pass::Allocator {
    public:
     void* allocate(std::size_t size) noexcept override {
@@ -40,10 +38,8 @@ class CountingAllocator : public pass::Allocator {
     std::map<void*, std::size_t> sizes_;
 };
 
-// Makes random requests, which are the same for each object.
 class RandomRequests {
    public:
-    // A number from 0 to `end` - 1.
     int below(int end) { return std::uniform_int_distribution<int>(0, end - 1)(random_); }
 
     pass::Request next(std::int64_t vocab_size) {
@@ -87,8 +83,7 @@ nlohmann::json memory_now(const CountingAllocator& allocator) {
             {"blocks", allocator.blocks()}};
 }
 
-// Runs batch_size requests together, of which the second is cancelled and the third dropped. Counts
-// in `ends` how the others ended.
+// The second request is cancelled and the third dropped.
 void run_batch(pass::Session& session, RandomRequests& requests, std::map<std::string, int>& ends) {
     std::vector<pass::Generation> running;
     for (int i = 0; i < batch_size; ++i)

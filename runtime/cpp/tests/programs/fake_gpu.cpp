@@ -1,5 +1,4 @@
-// For tests/cpp: plays scenes (tests/scenes.h) on the TensorRT backend over fakes of CUDA and
-// TensorRT, and writes a report as JSON.
+// For tests/cpp: plays scenes on the TensorRT backend over fakes, and writes a report as JSON.
 //
 //     fake_gpu BUNDLE SCENES   every scene five times, each scene on its own session
 //     ... runs          the first scene with every execution in turn failing; then again on the
@@ -35,9 +34,8 @@ struct Machine {
         options.device =
             cuda.ordinal == 0 ? "tensorrt" : "tensorrt:" + std::to_string(cuda.ordinal);
         auto data = std::make_unique<Bundle::Data>(Bundle::Data{bundle, read_manifest(bundle)});
-        auto backend =
-            std::make_unique<TrtBackend>(bundle, data->manifest, "tensorrt", options,
-                                         std::make_unique<FakeTrt>(cuda, counts), cuda.api());
+        auto backend = std::make_unique<TrtBackend>(
+            bundle, data->manifest, options, std::make_unique<FakeTrt>(cuda, counts), cuda.api());
         return Session(
             std::make_shared<Core>(Bundle(std::move(data)), std::move(backend), options));
     }
@@ -50,7 +48,6 @@ struct Machine {
     }
 };
 
-// Plays the scene, and returns how its results differ from the expected ones.
 std::string differences_of(const Json& scene, Session& session) {
     std::ostringstream differences;
     compare(scene, play(scene, session), differences);
@@ -72,11 +69,9 @@ Json play_five_times(const std::string& bundle, const Json& scene) {
         }
     }
     report["all_freed"] = machine.cuda.all_freed() && machine.cuda.current == 0;
-    report["kernels"] = {machine.counts.kernels_used, machine.counts.kernels_saved};
     return report;
 }
 
-// Counters before the scene and after it, on a session that was warmed up.
 Json play_warm(const std::string& bundle, const Json& scene) {
     Machine machine;
     Json report;
@@ -120,10 +115,9 @@ std::string refusal_of(const std::string& bundle, const Json& scene, const std::
     return "";
 }
 
-// Plays the scene with the first operation failing, then with the second, and so on until none
-// fails. opening: whether the operations that open the session may fail, too. fail(machine, n)
-// makes the nth operation from now on fail. left(machine): how many operations are left until that
-// one; 0 or less if it has failed.
+// Plays the scene with the first operation failing, then the second, and so on until none fails.
+// opening: whether those that open the session may fail, too. fail(machine, n): the nth from now on
+// fails. left(machine): how many are left until that one.
 template <class Fail, class Left>
 Json fail_each(const std::string& bundle, const Json& scene, bool opening, const Fail& fail,
                const Left& left) {
@@ -159,7 +153,6 @@ Json fail_each(const std::string& bundle, const Json& scene, bool opening, const
     return report;
 }
 
-// The errors of requests that run and wait when CUDA begins to fail, and of a later request.
 Json fail_with(const std::string& bundle, const Json& scene, int code) {
     Machine machine;
     Json errors = Json::array();
@@ -212,22 +205,22 @@ Json open_on(const std::string& bundle, int major, int minor, int devices, int o
 Json report_of(const std::vector<std::string>& arguments) {
     const std::string& bundle = arguments.at(0);
     const std::vector<Json> scenes = read_scenes(arguments.at(1));
-    const std::string mode = arguments.size() > 2 ? arguments[2] : "";
+    const std::string what = arguments.size() > 2 ? arguments[2] : "";
     const auto number = [&](std::size_t i, int otherwise) {
         return i < arguments.size() ? std::stoi(arguments[i]) : otherwise;
     };
-    if (mode == "open")  // the default is one GPU of compute capability 9.0 with CUDA 13.4
+    if (what == "open")  // the default is one GPU of compute capability 9.0 with CUDA 13.4
         return open_on(bundle, number(3, 9), number(4, 0), number(5, 1), number(6, 0),
                        number(7, 13040));
-    if (mode == "sticky") return fail_with(bundle, scenes.at(0), number(3, 700));
-    if (mode == "refused") return {{"error", refusal_of(bundle, scenes.at(0), arguments.at(3))}};
-    if (mode == "runs") {
+    if (what == "sticky") return fail_with(bundle, scenes.at(0), number(3, 700));
+    if (what == "refused") return {{"error", refusal_of(bundle, scenes.at(0), arguments.at(3))}};
+    if (what == "runs") {
         return fail_each(
             bundle, scenes.at(0), false,
             [](Machine& machine, int n) { machine.counts.fail_run = n; },
             [](const Machine& machine) { return machine.counts.fail_run; });
     }
-    if (mode == "allocations") {
+    if (what == "allocations") {
         return fail_each(
             bundle, scenes.at(0), true,
             [](Machine& machine, int n) { machine.cuda.fail_malloc = n; },
@@ -235,8 +228,8 @@ Json report_of(const std::vector<std::string>& arguments) {
     }
     Json report = Json::array();
     for (const Json& scene : scenes) {
-        report.push_back(mode == "warm"       ? play_warm(bundle, scene)
-                         : mode == "captures" ? without_captures(bundle, scene, arguments.at(3))
+        report.push_back(what == "warm"       ? play_warm(bundle, scene)
+                         : what == "captures" ? without_captures(bundle, scene, arguments.at(3))
                                               : play_five_times(bundle, scene));
     }
     return report;

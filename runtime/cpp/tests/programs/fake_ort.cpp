@@ -1,5 +1,4 @@
-// For tests/cpp: plays scenes (tests/scenes.h) on `--device cuda` of ONNX Runtime, over fakes of
-// its CUDA provider and of CUDA, and writes a report as JSON.
+// For tests/cpp: plays scenes on `--device cuda` over fakes, and writes a report as JSON.
 //
 //     fake_ort BUNDLE SCENES   every scene twice, each time in a new thread, on a session that
 //                              captures; without "results", those of a session that does not
@@ -102,11 +101,11 @@ Json lose(const std::string& bundle, const Json& scene, int code) {
 Json report_of(const std::vector<std::string>& arguments) {
     const std::string& bundle = arguments.at(0);
     const std::vector<Json> scenes = read_scenes(arguments.at(1));
-    const std::string mode = arguments.size() > 3 ? arguments[2] : "";
-    if (mode == "lost") return lose(bundle, scenes.at(0), std::stoi(arguments[3]));
+    const std::string what = arguments.size() > 3 ? arguments[2] : "";
+    if (what == "lost") return lose(bundle, scenes.at(0), std::stoi(arguments[3]));
     Json report = Json::array();
     for (const Json& scene : scenes)
-        report.push_back(play_twice(bundle, scene, mode == "refused" ? arguments[3] : ""));
+        report.push_back(play_twice(bundle, scene, what == "refused" ? arguments[3] : ""));
     return report;
 }
 

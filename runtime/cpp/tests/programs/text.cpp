@@ -1,6 +1,5 @@
-// For tests/cpp: text BUNDLE reads lines of JSON, and answers each with one. For a string it writes
-// the ids; for an object with "ids", "stop" and perhaps "prompt" and "min_tokens", the "pieces" and
-// "rest" of the text that a reader returned, the "stop" string, and the decoded "text".
+// For tests/cpp: answers each line of JSON with one: the ids of a string, or what a reader returns
+// for an object with "ids" and "stop".
 
 #include <iostream>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-"""The backend for ONNX Runtime. Importing it raises PassError if ONNX Runtime is not installed."""
+"""The backend for ONNX Runtime."""
 
 from pass_runtime.packages import not_installed
 

@@ -1,22 +1,15 @@
-"""The backend for ONNX Runtime: its sessions are bound to buffers that stay on the device.
-
-"Session" here is ONNX Runtime's word for an opened graph. A pass is a `run_with_iobinding` call for
-each graph, and a copy of a few integers to the host. One session of a graph serves every width and
-batch size; what it is bound to is kept for each plan and batch size.
-"""
+"""ONNX Runtime: its sessions are bound to buffers on the device."""
 
 from __future__ import annotations
 
-import threading
+import itertools
 import weakref
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,96 +19,166 @@ from pass_runtime.backends.base import (
     DEFAULT_BATCH,
     MAX_SCORED_ROWS,
     Backend,
+    Batch,
     Capabilities,
-    PassKind,
     check_onnx_runtime,
     doublings,
 )
-from pass_runtime.backends.devices import split_device
-from pass_runtime.backends.memory import Memory, wide_chunks
-from pass_runtime.backends.ort.engine import (
-    check_graph,
-    choose_device,
-    open_memory,
-    open_session,
-)
-from pass_runtime.backends.ort.kernels import Kernels
-from pass_runtime.backends.ort.trunks import (
-    BoundSession,
-    BoundSessions,
-    BoundTensor,
+from pass_runtime.backends.memory import DeviceLost, Memory, wide_chunks
+from pass_runtime.backends.open import split_device
+from pass_runtime.backends.ort.session import (
+    PROVIDERS,
+    Kernels,
     Trunks,
-    bind,
+    choose_device,
     cpu_kernels,
     log,
+    open_memory,
+    open_session,
     open_trunk,
 )
 from pass_runtime.bundle.bindings import PREFILL, Bindings
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.open_files import OpenFiles
-from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.tensors import PAST, PRESENT
+from pass_runtime.bundle.window import Window
 from pass_runtime.errors import PassError
 
-T = TypeVar("T")
-Tasks = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-
-
-class OneThread:
-    """Runs tasks one after another in its own thread, because captured graphs belong to the thread
-    that captured them. The thread ends with this object. context: returns the context manager in
-    which the thread runs all tasks."""
-
-    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
-        self._tasks: Tasks = SimpleQueue()
-        self._thread = threading.Thread(
-            target=_work, args=(self._tasks, context), name="pass-device", daemon=True
-        )
-        self._thread.start()
-        self._finalizer = weakref.finalize(self, self._tasks.put, None)
-
-    def run(self, task: Callable[[], T]) -> T:
-        """Run `task` in the thread; return its result or raise its error. Tasks may call this."""
-        if threading.current_thread() is self._thread:
-            return task()
-        future: Future[T] = Future()
-        self._tasks.put((task, future))
-        return future.result()
-
-    def close(self) -> None:
-        """End the thread after the tasks in its queue. Repeated calls do nothing."""
-        self._finalizer()
-        self._thread.join()
-
-
-def _work(tasks: Tasks, context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Run queued tasks until None is queued. This refers to no `OneThread`, or none were freed."""
-    with context():
-        while (queued := tasks.get()) is not None:
-            task, future = queued
-            try:
-                future.set_result(task())
-            except BaseException as error:
-                future.set_exception(error)
-            del queued, task, future  # Free what the task refers to before waiting for the next.
-
-
 FIRST_CAPACITY = 256
-"""The first KV capacity on CUDA, in tokens."""
+"""On CUDA, in tokens."""
 CAPACITY_STEP = 64
-"""KV capacities on the CPU, in tokens, are multiples of this, except the largest one: in the
-portable trunk, other numbers of masked entries change how sums over all entries are rounded."""
-ROUNDED_WEIGHTS = ("int4", "int8")
-"""The weight formats with which the CPU's kernels round activations to 8 bits."""
+"""On the CPU, in tokens: in the portable trunk, other numbers of masked entries change how sums
+over all entries are rounded."""
 PREFILL_WIDTHS = (256, 64, 16, 1)
-"""The widths of prompt chunks; GPUs also have those of `wide_chunks`."""
-CAPTURE_DEVICES: Collection[str] = ("cuda",)
-"""The devices on which ONNX Runtime captures CUDA graphs, for each thread separately."""
+"""GPUs also have `wide_chunks`."""
+
+
+Key = TypeVar("Key", bound=Hashable)
+OnFailure = Callable[[str], None]
+"""Called with the reason why a run could not be captured."""
+
+NO_GRAPH_ID = -1
+"""ONNX Runtime then neither captures nor replays."""
+
+
+@dataclass(frozen=True)
+class BoundTensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+
+
+class BoundSession:
+    """A session bound to memory. On CUDA, its run is captured as `graph_id` and replayed:
+    addresses and shapes stay."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        binding: ort.IOBinding,
+        graph_id: int,
+        memory: Memory,
+        overwritten: Sequence[BoundTensor],
+        on_failure: OnFailure,
+    ) -> None:
+        """overwritten: the inputs whose memory an output overwrites, but for the KV cache, where
+        repeated runs write the same."""
+        self._session, self._binding, self._memory = session, binding, memory
+        self._overwritten, self._on_failure = overwritten, on_failure
+        self._options = _run_options(graph_id)
+        self._captures: bool = session.captures  # `open_session` sets this attribute
+
+    def run(self) -> None:
+        """Raises PassError if ONNX Runtime fails, and DeviceLost if that is the reason."""
+        if self._captures:
+            self._captures = False
+            self._capture()
+            return
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:  # onnxruntime raises bare classes of its own
+            self._memory.check_device()
+            raise PassError(
+                f"onnxruntime failed to run a pass: {' '.join(str(error).split())}"
+            ) from None
+
+    def _capture(self) -> None:
+        saved = [np.empty(tensor.shape, tensor.dtype) for tensor in self._overwritten]
+        for array, tensor in zip(saved, self._overwritten, strict=True):
+            self._memory.download(array, tensor.address)
+        reason = None
+        try:
+            self.run()
+        except DeviceLost:
+            raise
+        except PassError as error:
+            reason, self._options = str(error), _run_options(NO_GRAPH_ID)
+        if saved or reason is not None:  # The graph was executed three times, or not at all.
+            for array, tensor in zip(saved, self._overwritten, strict=True):
+                self._memory.upload(tensor.address, array)
+            self.run()
+        if reason is not None:
+            self._on_failure(reason)
+
+
+class BoundSessions(Generic[Key]):
+    """The most recently used ones, by key. ONNX Runtime keeps captured graphs: the same
+    addresses get their old graph id."""
+
+    MAX_BOUND = 256
+    _new_graph_ids = itertools.count(1)
+
+    def __init__(self) -> None:
+        self._bound: OrderedDict[Key, BoundSession] = OrderedDict()
+        self._graph_ids: dict[Key, int] = {}
+
+    def get(self, key: Key, make: Callable[[int], BoundSession]) -> BoundSession:
+        """make: binds a session, given the graph id."""
+        if key not in self._bound:
+            self._bound[key] = make(self._graph_ids.setdefault(key, next(self._new_graph_ids)))
+            if len(self._bound) > self.MAX_BOUND:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+    def clear(self) -> None:
+        """Forget all, as addresses have changed."""
+        self._bound.clear()
+        self._graph_ids.clear()
+
+
+def bind(
+    session: ort.InferenceSession,
+    device: str,
+    inputs: Sequence[BoundTensor],
+    outputs: Sequence[BoundTensor],
+    kv_cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
+    graph_id: int,
+    memory: Memory,
+    on_failure: OnFailure,
+) -> BoundSession:
+    kind, ordinal = split_device(device)
+    binding, memory_name = session.io_binding(), PROVIDERS[kind][1]
+    for bind_tensor, tensors in (
+        (binding.bind_input, (*inputs, *kv_cache[0])),
+        (binding.bind_output, (*outputs, *kv_cache[1])),
+    ):
+        for each in tensors:
+            dtype = np.dtype(each.dtype)
+            bind_tensor(each.name, memory_name, ordinal, dtype, each.shape, each.address)
+    written = {tensor.address for tensor in outputs}
+    overwritten = [tensor for tensor in inputs if tensor.address in written]
+    return BoundSession(session, binding, graph_id, memory, overwritten, on_failure)
+
+
+def _run_options(graph_id: int) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph_id))
+    return options
 
 
 class OrtBackend(Backend):
-    """The bundle's own trunk and tails on the CPU or on CUDA."""
-
     def __init__(
         self,
         bundle: Path,
@@ -129,13 +192,7 @@ class OrtBackend(Backend):
         exact: bool = False,
         trunks: Trunks | None = None,
     ) -> None:
-        """device: cpu, cuda, cuda:1 and so on, or auto. threads: CPU threads; 0 lets ONNX Runtime
-        choose. max_batch_size: None is DEFAULT_BATCH. capacity: the largest KV capacity in tokens;
-        None is the model's.
-
-        exact: as for `open_trunk`. trunks: sessions of the trunk that are open already, to use in
-        place of new ones.
-        """
+        """device: cpu, cuda, cuda:1 and so on, or auto."""
         self._device = choose_device(device)
         kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
@@ -151,10 +208,6 @@ class OrtBackend(Backend):
             slots,
             scored_widths=tuple(width for width in PREFILL_WIDTHS if width <= MAX_SCORED_ROWS),
             chunk_capacities=wide,
-            trees=manifest.tree_sizes(),
-            rounds_activations=kind == "cpu"
-            and not exact
-            and manifest.model.weights in ROUNDED_WEIGHTS,
             same_entries=isinstance(kernels, Kernels),
             kernels=kernels.name if isinstance(kernels, Kernels) else "onnxruntime",
         )
@@ -162,13 +215,11 @@ class OrtBackend(Backend):
         memory = memory or open_memory(self._device)
         super().__init__(bundle, manifest, capabilities, memory, files)
         self._finalizer = weakref.finalize(self, self.memory.close)
-        self._thread = OneThread(self.memory.for_this_thread) if kind in CAPTURE_DEVICES else None
         self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
-        # Bindings to the KV cache, valid until it is resized.
-        self._bound_trunks = BoundSessions[tuple[str, int]]()  # by plan and batch size
+        # valid until the KV cache is resized
+        self._bound_trunks = BoundSessions[tuple[str, int]]()  # by window and batch size
         self._bound_prefills = BoundSessions[tuple[int, int, bool]]()  # by width, slot and scored
-        # By `PassKind.tail_key` and `logprobs_key`, and likewise for the processors.
         self._bound_tails = BoundSessions[tuple[Hashable, ...]]()
 
     def _open_trunks(self, threads: int, exact: bool) -> Trunks:
@@ -181,8 +232,6 @@ class OrtBackend(Backend):
         self._bound_trunks.clear()
         self._bound_prefills.clear()
         self._bound_tails.clear()
-        if self._thread is not None:
-            self._thread.close()
         self._finalizer()
 
     def resize(self, capacity: int, lengths: Sequence[int]) -> None:
@@ -190,58 +239,40 @@ class OrtBackend(Backend):
         self._bound_trunks.clear()
         self._bound_prefills.clear()
 
-    def run_trunk(self, plan: Plan, batch: int) -> None:
-        make = partial(self._bind_trunk, plan, batch)
-        self._in_thread(lambda: self._run(self._bound_trunks.get((plan.name, batch), make)))
+    def run_trunk(self, window: Window, batch: int) -> None:
+        make = partial(self._bind_trunk, window, batch)
+        self._bound_trunks.get((window.name, batch), make).run()
 
-    def run_tail(self, kind: PassKind) -> None:
-        self._in_thread(lambda: self._run_tails(kind))
+    def run_tail(self, batch: Batch) -> None:
+        name, size, processed = batch.window.name, batch.size, bool(batch.touched)
+        if batch.touched:
+            key = (name, "processors", size, batch.touched)
+            self._bound_tails.get(key, partial(self._bind_processors, batch)).run()
+        key = (name, batch.sampler, size, processed)
+        self._bound_tails.get(key, partial(self._bind_tail, batch)).run()
+        if batch.logprobs:
+            key = (name, "logprobs", size, batch.reads_processed)
+            self._bound_tails.get(key, partial(self._bind_logprobs, batch)).run()
 
-    def _in_thread(self, task: Callable[[], T]) -> T:
-        """Run `task`, in the thread that captures graphs if there is one."""
-        return task() if self._thread is None else self._thread.run(task)
-
-    def _run_tails(self, kind: PassKind) -> None:
-        if kind.touched:
-            key = (kind.plan.name, "processors", kind.batch, kind.touched)
-            self._run(self._bound_tails.get(key, partial(self._bind_processors, kind)))
-        self._run(self._bound_tails.get(kind.tail_key, partial(self._bind_tail, kind)))
-        if kind.logprobs:
-            self._run(self._bound_tails.get(kind.logprobs_key, partial(self._bind_logprobs, kind)))
-
-    def _run_pass(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        return self._in_thread(lambda: self._run_graphs(kind))
-
-    def _run_graphs(self, kind: PassKind) -> Mapping[str, npt.NDArray[np.int64]]:
-        self.run_trunk(kind.plan, kind.batch)
-        self.run_tail(kind)
+    def _run_pass(self, batch: Batch) -> Mapping[str, npt.NDArray[np.int64]]:
+        self.run_trunk(batch.window, batch.size)
+        self.run_tail(batch)
         return {
             name: self.buffers.read(name, shape, np.int64)
-            for name, shape in self.result_shapes(kind).items()
+            for name, shape in self.result_shapes(batch).items()
         }
 
-    def _run_prefill(self, slot: int, plan: Plan, *, scored: bool) -> None:
-        self._in_thread(lambda: self._run_prefill_graphs(slot, plan, scored))
-
-    def _run_prefill_graphs(self, slot: int, plan: Plan, scored: bool) -> None:
-        make = partial(self._bind_trunk, plan, 1, slot=slot, prefill=True, scored=scored)
-        self._run(self._bound_prefills.get((plan.width, slot, scored), make))
+    def _run_prefill(self, slot: int, window: Window, *, scored: bool) -> None:
+        make = partial(self._bind_trunk, window, 1, slot=slot, prefill=True, scored=scored)
+        self._bound_prefills.get((window.width, slot, scored), make).run()
         if scored:
-            bindings = self.bindings.logprobs(plan, 1, scope=PREFILL)
+            bindings = self.bindings.logprobs(window, 1, scope=PREFILL)
             bind = partial(self._bind_graph, tail=self.manifest.logprobs, bindings=bindings)
-            self._run(self._bound_tails.get((plan.name, "logprobs"), bind))
-
-    def _run(self, bound: BoundSession) -> None:
-        """Run a session. If it fails, raise DeviceLost if that is the reason."""
-        try:
-            bound.run()
-        except PassError:
-            self.memory.check_device()
-            raise
+            self._bound_tails.get((window.name, "logprobs"), bind).run()
 
     def _bind_trunk(
         self,
-        plan: Plan,
+        window: Window,
         batch: int,
         graph_id: int,
         *,
@@ -249,16 +280,14 @@ class OrtBackend(Backend):
         prefill: bool = False,
         scored: bool = False,
     ) -> BoundSession:
-        bindings = self.bindings.trunk(plan, batch, prefill=prefill, scored=scored)
+        bindings = self.bindings.trunk(window, batch, prefill=prefill, scored=scored)
         past, present = self._cache_tensors(slot, batch)
-        trunk = self._trunks.of(plan)
+        trunk = self._trunks.of(window)
         if trunk.file not in self.captures:
             self._note_capture(trunk.file, trunk)
         return self._bind(graph_id, trunk.file, trunk, bindings, past, present)
 
     def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """Return the cache's inputs for `batch` slots from `slot` on, and its outputs, which have
-        the same addresses, so that no pass copies the cache."""
         cache = self.cache
         past = [
             BoundTensor(name, cache.dtype, cache.shape(batch), address)
@@ -266,21 +295,20 @@ class OrtBackend(Backend):
         ]
         return past, [replace(each, name=each.name.replace(PAST, PRESENT, 1)) for each in past]
 
-    def _bind_tail(self, kind: PassKind, graph_id: int) -> BoundSession:
-        bindings = self.bindings.tail(
-            kind.plan, kind.sampler, kind.batch, processed=bool(kind.touched)
-        )
-        return self._bind_graph(
-            graph_id, self.bindings.tail_graph(kind.plan, kind.sampler), bindings
-        )
+    def _bind_tail(self, batch: Batch, graph_id: int) -> BoundSession:
+        graph = self.bindings.tail_graph(batch.window, batch.sampler)
+        processed = bool(batch.touched)
+        bindings = self.bindings.tail(batch.window, batch.sampler, batch.size, processed=processed)
+        return self._bind_graph(graph_id, graph, bindings)
 
-    def _bind_processors(self, kind: PassKind, graph_id: int) -> BoundSession:
-        processors = self.processors
-        bindings = self.bindings.processors(processors, kind.plan, kind.batch, kind.touched)
-        return self._bind_graph(graph_id, processors, bindings)
+    def _bind_processors(self, batch: Batch, graph_id: int) -> BoundSession:
+        graph = self.manifest.processors
+        bindings = self.bindings.processors(graph, batch.window, batch.size, batch.touched)
+        return self._bind_graph(graph_id, graph, bindings)
 
-    def _bind_logprobs(self, kind: PassKind, graph_id: int) -> BoundSession:
-        bindings = self.bindings.logprobs(kind.plan, kind.batch, processed=kind.logprobs_key[-1])
+    def _bind_logprobs(self, batch: Batch, graph_id: int) -> BoundSession:
+        processed = batch.reads_processed
+        bindings = self.bindings.logprobs(batch.window, batch.size, processed=processed)
         return self._bind_graph(graph_id, self.manifest.logprobs, bindings)
 
     def _bind_graph(self, graph_id: int, tail: Graph, bindings: Bindings) -> BoundSession:
@@ -311,35 +339,25 @@ class OrtBackend(Backend):
         )
 
     def _not_captured(self, file: str, reason: str) -> None:
-        """Note and log why a run of the graph `file` could not be captured."""
-        if file not in self.uncaptured:  # Warn once, not for every plan, batch and slot.
+        if file not in self.uncaptured:  # Warn once, not for every window, batch and slot.
             log.warning("%s runs without a CUDA graph, which makes passes slower: %s", file, reason)
         self.captures[file] = reason
 
     def _tail_session(self, graph: Graph) -> ort.InferenceSession:
-        """Return the session of a tail, opened with one thread: further threads would wait spinning
-        on the cores that the trunk's next pass needs, which doubled the time of a pass."""
         if graph.file not in self._tails:
             path = self.bundle / graph.file
             session = open_session(path, self._device, threads=1, files=self.files)
-            check_graph(session, graph)
             self._note_capture(graph.file, session)
             self._tails[graph.file] = session
         return self._tails[graph.file]
 
     def _note_capture(self, file: str, session: ort.InferenceSession) -> None:
-        """Note whether ONNX Runtime captures the graph `file`; nothing on the CPU."""
         if session.captures or session.not_captured is not None:
             self.captures[file] = session.not_captured
 
 
 def stepped_capacities(maximum: int) -> tuple[int, ...]:
-    """Return the KV capacities on the CPU: 64, 128, ... below `maximum`, and `maximum`. A step is
-    64, or the largest multiple of 64 up to an eighth of the capacity before it.
-
-    The steps are small: attention of the portable trunk takes time for every entry of the cache,
-    valid or not, and copying the cache whenever it grows costs less.
-    """
+    """For the CPU: 64, 128, ... below `maximum`, and `maximum`."""
     sizes, size = [], CAPACITY_STEP
     while size < maximum:
         sizes.append(size)
@@ -348,8 +366,7 @@ def stepped_capacities(maximum: int) -> tuple[int, ...]:
 
 
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
-    """Return the KV capacities on CUDA: 256, 512, ... below `maximum`, and `maximum`. They are few,
-    because each needs CUDA graphs of its own."""
+    """For CUDA: 256, 512, ... below `maximum`, and `maximum`."""
     return doublings(maximum, FIRST_CAPACITY)
 
 
@@ -357,4 +374,3 @@ CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
     "cpu": stepped_capacities,
     "cuda": doubling_capacities,
 }
-"""Device -> the KV capacities up to a largest one."""

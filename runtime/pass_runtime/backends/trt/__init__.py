@@ -1,1 +1,0 @@
-"""The backend for TensorRT and TensorRT-RTX."""

@@ -1,5 +1,4 @@
-"""Loads TensorRT engines and runs them: `TrtEngine` puts calls of one engine on the stream, and
-`Program` replays a series of calls as a CUDA graph."""
+"""Loads TensorRT engines; `Program` replays a series of calls as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -18,13 +17,12 @@ from pass_runtime.bundle.tensors import COLUMNS, WINDOW_TENSORS
 from pass_runtime.errors import PassError
 
 Shape = tuple[int | str, ...]
-"""The sizes of a tensor. A string is the name of a dynamic size."""
 
 
 @dataclass(frozen=True)
 class EngineCall:
-    """The arguments of an engine. profile: the index of an optimization profile. shapes: those of
-    the inputs. addresses: those of all inputs and outputs."""
+    """profile: the index of an optimization profile. shapes: of the inputs. addresses: of inputs
+    and outputs."""
 
     profile: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -38,9 +36,8 @@ class EngineCall:
 def engine_shapes(
     graph: Graph, capacity: int, least_width: int, *, trunk: bool
 ) -> dict[str, Shape]:
-    """Return the shapes of the inputs and outputs of `graph` in an engine for a cache of `capacity`
-    tokens, whose windows have at least `least_width` rows. The trunk has one more input, `columns`;
-    its length says how many cache entries the pass reads."""
+    """Return the shapes for a cache of `capacity` tokens and windows of at least `least_width`
+    rows."""
     shapes: dict[str, Shape] = {COLUMNS: (COLUMNS,)} if trunk else {}
     for tensor in (*graph.inputs, *graph.outputs):
         # Windows of fixed width are padded, too.
@@ -53,8 +50,6 @@ def engine_shapes(
 
 
 def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
-    """Whether a tensor's shape in an engine, `built`, is the `listed` one. Dynamic sizes, which are
-    -1 in `built`, match any size. None: the tensor is missing."""
     if built is None or listed is None or len(built) != len(listed):
         return False
     return all(
@@ -64,17 +59,14 @@ def _matches(built: Sequence[int] | None, listed: Shape | None) -> bool:
 
 
 class TrtEngine:
-    """A loaded engine file.
-
-    Every distinct call has an execution context of its own, which is bound once: a CUDA graph is
-    only valid while the context that it was captured from keeps its profile, shapes and addresses.
-    """
+    """A loaded engine file. Every distinct call has its own execution context, bound once: a
+    CUDA graph is only valid while its context keeps profile, shapes and addresses."""
 
     def __init__(
         self, shared: Shared, files: OpenFiles, file: EngineFile, shapes: Mapping[str, Shape]
     ) -> None:
-        """files: all engines of the set. file: this one. shapes: from `engine_shapes`. Raises
-        PassError if the engine cannot be loaded, or is not what the manifest describes."""
+        """files: of the set. Raises PassError if the engine cannot be loaded, or is not what the
+        manifest describes."""
         self._shared, self._cuda, self._file = shared, shared.cuda, file
         self._path = path = files.folder / file.file
         shared.clear_errors()
@@ -92,7 +84,6 @@ class TrtEngine:
         self._contexts: dict[tuple[object, ...], Any] = {}
 
     def _check(self, shapes: Mapping[str, Shape]) -> None:
-        """Raise PassError if profiles, aliases or shapes are not those of the manifest."""
         engine, file = self._engine, self._file
         if engine.num_optimization_profiles != len(file.profiles):
             raise PassError(
@@ -119,12 +110,11 @@ class TrtEngine:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Name of an output -> name of the input whose memory it shares."""
+        """Output -> the input whose memory it shares."""
         return self._file.aliases
 
     def profile(self, sizes: Mapping[str, int]) -> int:
-        """Return the index of the first profile that admits `sizes` (name of a dynamic size ->
-        size). Raises PassError if none does."""
+        """Return the first profile that admits `sizes`. Raises PassError without one."""
         for index, profile in enumerate(self._file.profiles):
             if profile.admits(sizes):
                 return index
@@ -134,7 +124,7 @@ class TrtEngine:
         )
 
     def enqueue(self, call: EngineCall) -> None:
-        """Put a call on the stream. Raises PassError if the library refuses it."""
+        """Raises PassError if the library refuses the call."""
         context = self._context(call)
         self._shared.clear_errors()
         if not context.execute_async_v3(self._cuda.stream):
@@ -143,12 +133,11 @@ class TrtEngine:
             )
 
     def capturable(self, call: EngineCall) -> bool:
-        """Whether a CUDA graph can contain the call: always for TensorRT; TensorRT-RTX is asked."""
+        """TensorRT can always be captured; TensorRT-RTX is asked."""
         capturable = getattr(self._context(call), "is_stream_capturable", None)
         return capturable is None or bool(capturable(self._cuda.stream))
 
     def _context(self, call: EngineCall) -> Any:
-        """Return the execution context that is bound to this call alone."""
         if call.key not in self._contexts:
             self._shared.clear_errors()
             context = self._new_context()
@@ -166,7 +155,6 @@ class TrtEngine:
         return context
 
     def _bind(self, context: Any, call: EngineCall) -> None:
-        """Set profile, shapes and addresses of a context."""
         if call.profile and not context.set_optimization_profile_async(
             call.profile, self._cuda.stream
         ):
@@ -187,14 +175,14 @@ class TrtEngine:
         return PassError(f"{self._path} {what} ({function}: {self._shared.reason()})")
 
     def close(self) -> None:
-        """Free the contexts and then the engine, in the order that TensorRT requires."""
+        """Free contexts before the engine, as TensorRT requires."""
         self._contexts.clear()
         self._config = self._engine = None
 
 
 class Program:
-    """Runs engine calls one after another, and then copies results to the host. After two runs, all
-    of it is captured as a CUDA graph. If the capture fails, it runs as before."""
+    """Runs engine calls, then copies results to the host. After two runs all of it is captured
+    as a CUDA graph, if possible."""
 
     def __init__(
         self,
@@ -205,15 +193,14 @@ class Program:
         *,
         captures: dict[str, str | None],
     ) -> None:
-        """copies: pinned host arrays, each with the device address that it is filled from.
-        captures: `Backend.captures`, whose entry `name` the program sets."""
+        """copies: pinned host arrays with device addresses."""
         self._name, self._cuda, self._work, self._copies = name, cuda, work, copies
         self._captures = captures
         self._runs = 0
         self._graph: Any = None
 
     def run(self) -> None:
-        """Run all calls and copies, and return when the device has done them."""
+        """Return when the device has done all calls and copies."""
         if self._graph is not None:
             self._cuda.launch(self._graph)
             self._cuda.synchronize()
@@ -225,7 +212,6 @@ class Program:
             self._capture()
 
     def _capture(self) -> None:
-        """Capture the program. If that fails, only log it: the program runs without a capture."""
         try:
             if not all(engine.capturable(call) for engine, call in self._work):
                 raise PassError("is_stream_capturable says no")

@@ -1,11 +1,4 @@
-"""Chooses the engine set of a bundle that runs on this machine (`choose_engines`), and holds what
-its engines share (`Shared`): scratch memory, errors, compiled kernels.
-
-TensorRT-RTX compiles kernels for the shapes of a context at the context's first run. By default it
-does so in the background, and meanwhile runs slower kernels, which a captured graph would keep. So
-contexts made here compile before they run. The compiled kernels are kept beside the engines for the
-next process.
-"""
+"""Chooses the engine set that runs on this machine, and holds what its engines share."""
 
 from __future__ import annotations
 
@@ -26,8 +19,8 @@ log = logging.getLogger("pass_runtime.backends")
 
 
 class RuntimeCache:
-    """TensorRT-RTX's cache of compiled kernels for all engines of a set. It must live as long as
-    their contexts. If its file cannot be read or written, kernels are compiled again."""
+    """TensorRT-RTX's compiled kernels. It must live as long as their contexts; without its file,
+    kernels are compiled again."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self._library, self._path = library, path
@@ -35,7 +28,6 @@ class RuntimeCache:
         self._saved = b""
 
     def config(self, engine: Any) -> Any:
-        """Return the runtime configuration with which to create contexts of `engine`."""
         library, config = self._library, engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(
             library.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -57,12 +49,12 @@ class RuntimeCache:
             self._saved = self._path.read_bytes()
         except OSError:
             return
-        # The library refuses a file of another GPU, driver or version, which `save` then replaces.
+        # The library refuses files of another GPU, driver or version; `save` then replaces them.
         if not self._cache.deserialize(self._saved):
             self._saved = b""
 
     def save(self) -> None:
-        """Write the file if kernels were compiled since it was read or written."""
+        """Write the file if kernels were compiled since."""
         if self._cache is None:
             return
         kernels = bytes(self._cache.serialize())
@@ -80,20 +72,20 @@ class RuntimeCache:
 
 
 MAX_KEPT_ERRORS = 4
-"""An error message repeats at most this many of the library's latest errors."""
+"""In one error message."""
 
 
 @dataclass
 class Scratch:
-    """A block of device memory for activations, which all contexts share, because only one runs at
-    a time. If an engine needs a larger block, older contexts and graphs go on using theirs."""
+    """Memory for activations, which all contexts share: only one runs at a time. Older contexts
+    and graphs keep a block that has become too small."""
 
     cuda: Cuda
     size: int = 0
     address: int = 0
 
     def reserve(self, size: int) -> tuple[int, int]:
-        """Return the address and the size of a block of at least `size` bytes."""
+        """Return the address and size of a block of at least `size` bytes."""
         if size > self.size or not self.address:
             self.address, self.size = self.cuda.allocate(size), size
         return self.address, self.size
@@ -101,8 +93,8 @@ class Scratch:
 
 @dataclass
 class Shared:
-    """What all engines of a backend share. library: the TensorRT module. compiled_kernels: the
-    cache of kernels; None if the library compiles none at run time."""
+    """library: the TensorRT module. compiled_kernels: None if the library compiles none at run
+    time."""
 
     library: Any
     cuda: Cuda
@@ -117,12 +109,10 @@ class Shared:
         self.runtime = self.library.Runtime(self._logger)
 
     def save_kernels(self) -> None:
-        """Save the kernels that were compiled at run time, if there are any."""
         if self.compiled_kernels is not None:
             self.compiled_kernels.save()
 
     def clear_errors(self) -> None:
-        """Forget the library's errors so far, so that `reason` has only those of later calls."""
         self._errors.clear()
 
     def reason(self) -> str:
@@ -134,7 +124,7 @@ class Shared:
 
 
 OUTDATED = "were built from other graphs than the bundle has now"
-"""Why engines cannot run; in error messages it follows "the engines"."""
+"""It follows "the engines"."""
 
 
 def choose_engines(
@@ -147,19 +137,18 @@ def choose_engines(
     *,
     why_absent: str = "",
 ) -> EngineSet:
-    """Return the newest engine set that was built by this `version` of `library` for the GPU
-    `device`. Raises PassError if there is none, or if an engine is not the file that was built.
-    verify: also compare hashes. why_absent: the reason if `device` is None."""
+    """Return the newest engine set for this `version` of `library` and `device`. Raises
+    PassError if there is none, or an engine is not the file that was built."""
     check_built(bundle, manifest, library)
     if device is None:
         cause = f" ({why_absent})" if why_absent else ""
         raise PassError(
             f"{library.name} needs an NVIDIA GPU, and none is visible{cause}; use --device cpu"
         )
-    candidates = [engines for engines in manifest.engines if engines.library == library.name]
-    fitting = [engines for engines in candidates if fits(engines, manifest, version, device)]
+    built = [engines for engines in manifest.engines if engines.library == library.name]
+    fitting = [engines for engines in built if fits(engines, manifest, version, device)]
     if not fitting:
-        reason = why_not(candidates[-1], manifest, version, device)
+        reason = why_not(built[-1], manifest, version, device)
         raise PassError(
             f"the {library.name} engines in {bundle} {reason}; {_command(bundle, library)}"
         )
@@ -170,28 +159,26 @@ def choose_engines(
 
 
 def check_built(bundle: Path, manifest: Manifest, library: Library) -> None:
-    """Raise PassError if the bundle has no engines of `library` that were built from its graphs."""
-    candidates = [engines for engines in manifest.engines if engines.library == library.name]
-    if not candidates:
+    """Raise PassError unless `library` has engines that were built from the bundle's graphs."""
+    built = [engines for engines in manifest.engines if engines.library == library.name]
+    if not built:
         raise PassError(f"{bundle} has no {library.name} engines; {_command(bundle, library)}")
-    if not any(is_current(engines, manifest) for engines in candidates):
+    if not any(is_current(engines, manifest) for engines in built):
         raise PassError(
             f"the {library.name} engines in {bundle} {OUTDATED}; {_command(bundle, library)}"
         )
 
 
 def _command(bundle: Path, library: Library) -> str:
-    """Return the end of an error message: the command that builds engines."""
     return f"run: pass-export build {bundle} --engine {library.name}"
 
 
 def is_current(engines: EngineSet, manifest: Manifest) -> bool:
-    """Whether `engines` were built from the graphs that the bundle has now."""
     return engines.bundle == manifest.content_hash
 
 
 def why_not(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> str | None:
-    """Return why `engines` cannot run here, to follow "the engines" in a message; else None."""
+    """Return why `engines` cannot run here, to follow "the engines"; else None."""
     if not is_current(engines, manifest):
         return OUTDATED
     if engines.version != version:
@@ -204,15 +191,13 @@ def why_not(engines: EngineSet, manifest: Manifest, version: str, device: Device
 
 
 def fits(engines: EngineSet, manifest: Manifest, version: str, device: DeviceInfo) -> bool:
-    """Whether `engines` can run with library `version` on the GPU `device`."""
     return why_not(engines, manifest, version, device) is None
 
 
 def verify_engines(
     bundle: Path, engines: EngineSet, *, hashes: bool, hash_cache: HashCache | None = None
 ) -> None:
-    """Raise PassError if an engine of a set is missing, or is not the file that was built. hashes:
-    compare hashes, not only sizes. hash_cache: hashes that need not be computed again."""
+    """Raise PassError if an engine is missing, or is not the file that was built."""
     for engine in engines.engines:
         path = engines.path(bundle) / engine.file
         if not path.is_file():

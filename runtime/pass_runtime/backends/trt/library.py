@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX, which have the same API. `Library` says how they differ."""
+"""TensorRT and TensorRT-RTX, which have the same API."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ LibraryName = Literal["tensorrt", "tensorrt-rtx"]
 
 @dataclass(frozen=True)
 class Library:
-    """How one of the two libraries is installed and used.
+    """module: the Python module. minimum: the oldest version with a KV cache update layer.
 
-    module: the Python module. minimum: the oldest version (major, minor) with a KV cache update
-    layer. install: the command that installs it.
-    builds_ahead: whether it builds engines without a GPU, and for other GPUs.
-    targets: the compute capabilities that it builds for, as in `sm89`; () is the present GPU's.
-    least_width: the rows of the narrowest window that engines are built for. TensorRT-RTX 1.7 has
-    another layout of linear weights for one row, so an engine with a one-row profile beside others
-    holds them twice (SmolLM2 fp16: 515 MB, not 304).
-    timing_cache: whether builds share a timing cache; TensorRT-RTX times nothing while it builds.
-    compiles_kernels: whether, by default, it compiles kernels and allocates memory while an engine
-    runs. A captured graph would not use the new kernels, and cannot contain the allocation.
+    builds_ahead: without a GPU, and for other GPUs. targets: as in `sm89`; () is the present
+    GPU's. least_width: rows of the narrowest window. TensorRT-RTX 1.7 has another layout of
+    weights for one row, so an engine with a one-row profile beside others holds them twice
+    (SmolLM2 fp16: 515 MB, not 304). timing_cache: TensorRT-RTX times nothing while it builds.
+    compiles_kernels: whether it compiles and allocates while an engine runs; a captured graph
+    cannot.
     """
 
     name: LibraryName
@@ -41,12 +37,11 @@ class Library:
     compiles_kernels: bool
 
     def unknown_target(self, wanted: Iterable[str]) -> str:
-        """Return a message about the first of the targets `wanted` that the library does not build
-        for; "" if it builds for all."""
+        """Return a message about the first target that the library does not build for; else ""."""
         unknown = sorted(set(wanted) - set(self.targets)) if self.targets else []
         if not unknown:
             return ""
-        # If no target is named, TensorRT-RTX builds on Hopper GPUs, but refuses to load the engine.
+        # TensorRT-RTX builds on Hopper GPUs, but refuses to load the engine.
         hint = "; it refuses these GPUs (Hopper): use tensorrt, or ONNX Runtime (--device cuda)"
         ending = hint if unknown[0] == HOPPER else ""
         return f"{self.name} has no target {unknown[0]}; it has {', '.join(self.targets)}{ending}"
@@ -80,14 +75,14 @@ LIBRARIES: Mapping[str, Library] = {
 
 
 def find_library(name: str) -> Library:
-    """Return the library called `name`. Raises PassError if there is none."""
+    """Raises PassError for another name."""
     if name not in LIBRARIES:
         raise PassError(f"unknown engine {name!r}: choose one of {', '.join(LIBRARIES)}")
     return LIBRARIES[name]
 
 
 def import_library(chosen: Library) -> Any:
-    """Import and return the module of `chosen`. Raises PassError if it is missing or too old."""
+    """Raises PassError if the module is missing or too old."""
     try:
         library = importlib.import_module(chosen.module)
     except ImportError as error:
@@ -105,13 +100,11 @@ def import_library(chosen: Library) -> Any:
 
 
 class ErrorList(Protocol):
-    """A list, or a deque with a maximum length."""
-
     def append(self, message: str, /) -> None: ...
 
 
 def make_logger(library: Any, errors: ErrorList, log: logging.Logger | None = None) -> Any:
-    """Return a logger for `library`: errors are added to `errors`, and logged as warnings are."""
+    """Return a logger that adds errors to `errors`, and logs them as warnings."""
     severity_of = library.ILogger
     levels = {
         severity_of.INTERNAL_ERROR: logging.ERROR,

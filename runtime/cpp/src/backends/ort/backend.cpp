@@ -27,15 +27,12 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
         throw Error("capacity " + std::to_string(capacity) + " is more than the " +
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
-    const std::string& weights = manifest.model.weights;
     Capabilities result;
     result.device = engine.device.name;
     result.vocab_size = manifest.model.vocab_size;
     result.capacities = on_cpu ? stepped_capacities(capacity) : doubling_capacities(capacity);
     result.prefill_widths = {256, 64, 16, 1};
     result.batch_sizes = batch_sizes_up_to(options.max_batch_size);
-    result.trees = manifest.trees();
-    result.rounds_activations = on_cpu && (weights == "int4" || weights == "int8");
     result.same_entries = !engine.kernels.name.empty();
     if (on_cpu) return result;
     result.chunk_capacities = wide_chunks(manifest.model, result.capacities);
@@ -47,7 +44,6 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
 OrtBackend::Engine open_engine(const Manifest& manifest, const LoadOptions& options) {
     OrtBackend::Engine engine{OrtLibrary::open(options.onnxruntime), {}, nullptr};
     engine.device = choose_device(*engine.library, options.device);
-    register_plugin(*engine.library, engine.device, options);
     engine.memory = open_memory(engine.device, options.allocator);
     if (engine.device.on_cpu() && manifest.derived_trunk(engine.device.name, 1) != nullptr)
         engine.kernels = find_kernels();
@@ -81,7 +77,7 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
         return runs ? derived->file : manifest_.trunk.file;
     };
     const std::string full = file_of(true), plain = file_of(false);
-    if (manifest_.file(full) == nullptr) {
+    if (!manifest_.files.contains(full)) {
         throw Error(
             bundle_.string() + " cannot run: " +
             (kernels.missing.empty()
@@ -99,7 +95,6 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
         auto trunk = std::make_unique<OrtGraph>(engine_.library, engine_.device, files_, file,
                                                 options.threads, kernels.path);
         note_uncaptured(*trunk);
-        trunk->check(manifest_.trunk, &manifest_);
         return trunk;
     };
     trunk_ = open(full);
@@ -133,17 +128,18 @@ void OrtBackend::run_bound(BoundGraph& bound) {
     }
 }
 
-void OrtBackend::run_trunk(const Plan& plan, int batch) {
+void OrtBackend::run_trunk(const Window& window, int batch) {
     in_thread([&] {
-        run_bound(bound_trunks_.get(
-            {plan.name, batch}, [&](int graph_id) { return bind_trunk(graph_id, plan, batch); }));
+        run_bound(bound_trunks_.get({window.name, batch}, [&](int graph_id) {
+            return bind_trunk(graph_id, window, batch);
+        }));
     });
 }
 
-void OrtBackend::run_prefill(int slot, const Plan& plan) {
+void OrtBackend::run_prefill(int slot, const Window& window) {
     in_thread([&] {
-        run_bound(bound_prefills_.get({plan.width(), slot}, [&](int graph_id) {
-            return bind_trunk(graph_id, plan, 1, slot, true);
+        run_bound(bound_prefills_.get({window.width(), slot}, [&](int graph_id) {
+            return bind_trunk(graph_id, window, 1, slot, true);
         }));
     });
 }
@@ -159,25 +155,24 @@ Backend::PassResult OrtBackend::run_pass(const PassKind& kind) {
 }
 
 void OrtBackend::run_tails(const PassKind& kind) {
-    const std::string& plan = kind.plan.name;
+    const std::string& window = kind.window.name;
     const bool processed = kind.touched_count > 0;
     if (processed) {
         run_bound(bound_tails_.get(
-            {plan, processors_graph, kind.batch, kind.touched_count}, [&](int graph_id) {
-                return bind(
-                    graph_id, tail_session(processors()),
-                    bindings_.processors(processors(), kind.plan, kind.batch, kind.touched_count));
+            {window, processors_graph, kind.batch, kind.touched_count}, [&](int graph_id) {
+                return bind(graph_id, tail_session(manifest_.processors),
+                            bindings_.processors(kind.window, kind.batch, kind.touched_count));
             }));
     }
     run_bound(bound_tails_.get(
-        {plan, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
-            return bind(graph_id, tail_session(bindings_.tail_graph(kind.plan, kind.sampler)),
-                        bindings_.tail(kind.plan, kind.sampler, kind.batch, processed));
+        {window, static_cast<int>(kind.sampler), kind.batch, processed}, [&](int graph_id) {
+            return bind(graph_id, tail_session(bindings_.tail_graph(kind.window, kind.sampler)),
+                        bindings_.tail(kind.window, kind.sampler, kind.batch, processed));
         }));
     if (!kind.logprobs) return;
-    run_bound(bound_tails_.get({plan, logprobs_graph, kind.batch, 0}, [&](int graph_id) {
+    run_bound(bound_tails_.get({window, logprobs_graph, kind.batch, 0}, [&](int graph_id) {
         return bind(graph_id, tail_session(manifest_.logprobs),
-                    bindings_.logprobs(kind.plan, kind.batch));
+                    bindings_.logprobs(kind.window, kind.batch));
     }));
 }
 
@@ -205,12 +200,12 @@ BoundGraph OrtBackend::bind(int graph_id, const OrtGraph& graph, const Bindings&
 
 void OrtBackend::note_uncaptured(const std::string& file, const std::string& reason) {
     const bool is_new = uncaptured_.insert_or_assign(file, reason).second;
-    if (is_new)  // no warning for every plan, batch and slot
+    if (is_new)  // no warning for every window, batch and slot
         log(LogLevel::warning, file + " runs without a CUDA graph, and so more slowly: " + reason);
 }
 
 // The cache's inputs and outputs share memory, so that no pass copies the cache.
-BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int slot,
+BoundGraph OrtBackend::bind_trunk(int graph_id, const Window& window, int batch, int slot,
                                   bool prefill) {
     std::vector<BoundTensor> past, present;
     const auto shape = cache_.shape(batch);
@@ -220,8 +215,8 @@ BoundGraph OrtBackend::bind_trunk(int graph_id, const Plan& plan, int batch, int
         present.push_back(past.back());
         present.back().name = present_prefix + past.back().name.substr(std::strlen(cache_prefix));
     }
-    const bool plain = plan.lookahead_rows() == 0 && plain_trunk_ != nullptr;
-    return bind(graph_id, plain ? *plain_trunk_ : *trunk_, bindings_.trunk(plan, batch, prefill),
+    const bool plain = window.lookahead_rows() == 0 && plain_trunk_ != nullptr;
+    return bind(graph_id, plain ? *plain_trunk_ : *trunk_, bindings_.trunk(window, batch, prefill),
                 past, present);
 }
 
@@ -232,7 +227,6 @@ const OrtGraph& OrtBackend::tail_session(const Graph& graph) {
         auto opened =
             std::make_unique<OrtGraph>(engine_.library, engine_.device, files_, graph.file, 1);
         note_uncaptured(*opened);
-        opened->check(graph);
         tail = std::move(opened);
     }
     return *tail;

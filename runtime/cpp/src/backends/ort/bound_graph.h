@@ -1,10 +1,9 @@
 // Binds graphs to memory, and lets ONNX Runtime capture them as CUDA graphs.
 //
-// With the provider option `enable_cuda_graph`, the first run with a new graph number executes the
-// graph three times: ONNX Runtime runs it until it allocates no memory any more (twice), captures
-// it, which computes nothing, and launches the captured graph. A tail overwrites the window that it
-// reads with the next one, so it would advance three times. Therefore the inputs that a graph
-// overwrites are saved before its first run and restored after it, and the graph is run again.
+// With `enable_cuda_graph`, the first run with a new graph number executes the graph three times:
+// twice before the capture, and once from it. A tail overwrites the window that it reads, and would
+// advance three times. So the inputs that a graph overwrites are saved before its first run and
+// restored after it, and the graph is run again.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +28,6 @@
 
 namespace pass {
 
-// A graph's input or output, with the address of its memory.
 struct BoundTensor {
     std::string name;
     std::string dtype;
@@ -39,38 +37,33 @@ struct BoundTensor {
     std::size_t size() const;  // in bytes
 };
 
-// What capturing a graph needs.
 struct Capture {
-    int graph_id;    // the number of the CUDA graph
-    Memory* memory;  // the memory of the tensors
+    int graph_id;
+    Memory* memory;
     // Inputs that an output overwrites, but not the KV cache, where every run writes the same.
     std::vector<BoundTensor> overwritten;
-    // Called with the reason if the graph cannot be captured.
     std::function<void(const std::string&)> on_failure;
 };
 
-// The inputs whose memory an output overwrites.
 std::vector<BoundTensor> overwritten_inputs(const std::vector<BoundTensor>& inputs,
                                             const std::vector<BoundTensor>& outputs);
 
 // A number that no CUDA graph has yet.
 int next_graph_id();
 
-// A graph bound to memory for its inputs and outputs.
 class BoundGraph {
    public:
-    // capture: none runs the graph without captures. Ignored if the device does not capture.
+    // capture: ignored if the device does not capture.
     BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& inputs,
                const std::vector<BoundTensor>& outputs,
                std::optional<Capture> capture = std::nullopt);
-    // Run the graph. Throws Error if ONNX Runtime fails, as when memory runs out.
+    // Throws Error if ONNX Runtime fails, as when memory runs out.
     void run();
 
    private:
     // Run for the first time, with a capture. If that fails, run without, now and later.
     void run_and_capture();
     void run_bound() const;
-    // Options of runs with this graph number.
     Owned<OrtRunOptions> options_of(int graph_id) const;
 
     const OrtGraph* graph_;
@@ -85,7 +78,7 @@ class BoundGraph {
 template <class Key>
 class BoundGraphs {
    public:
-    // The bound graph of `key`. If it is not kept, `make(graph_id)` makes it.
+    // If it is not kept, `make(graph_id)` makes it.
     template <class Make>
     BoundGraph& get(const Key& key, const Make& make) {
         auto entry = bound_.find(key);
@@ -105,7 +98,7 @@ class BoundGraphs {
         return entry->second.bound;
     }
 
-    // Drop all graphs and their numbers, because addresses have changed.
+    // Call it when addresses have changed.
     void clear() {
         bound_.clear();
         graph_ids_.clear();
@@ -124,8 +117,8 @@ class BoundGraphs {
     std::uint64_t uses_ = 0;  // how many times `get` was called
 };
 
-// Runs tasks one after another in its own thread, because captured graphs belong to the thread that
-// captured them. The thread ends with this object, after the tasks in its queue.
+// Runs tasks in its own thread, because captured graphs belong to the thread that captured them.
+// The thread ends with this object, after the tasks in its queue.
 class OneThread {
    public:
     // context: makes an object that the thread holds until it ends (`Memory::for_this_thread`).

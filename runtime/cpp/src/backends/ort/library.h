@@ -1,5 +1,5 @@
-// ONNX Runtime's library. It is opened at run time, because linking would tie libpass to one
-// version. Its C API is used without globals, so that two versions can be open at once.
+// ONNX Runtime's library, opened at run time, because linking would tie libpass to one version. Its
+// C API is used without globals, so that two versions can be open at once.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -15,7 +15,6 @@
 
 namespace pass {
 
-// ONNX Runtime's level of the same severity.
 OrtLoggingLevel severity_of(LogLevel level);
 
 // An object of the C API, with the function that releases it.
@@ -31,19 +30,18 @@ class OrtLibrary {
 
     const OrtApi& api() const { return *api_; }
     OrtEnv* environment() const { return environment_.get(); }
-    // The execution providers that this ONNX Runtime was built with.
+    // Those that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
     // Releases `status`. If it is an error, throws Error with `what` and ONNX Runtime's message.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
-    // The object that `create`, a function of the C API, makes from `arguments`. release: the
-    // function that releases such an object.
+    // What `create`, a function of the C API, makes. release: its counterpart.
     template <class Create, class Thing, class... Arguments>
     Owned<Thing> make(Create create, void (*release)(Thing*), Arguments... arguments) const {
         Thing* object = nullptr;
         check(create(arguments..., &object));
         return {object, release};
     }
-    // The `size` bytes at `address`, in that memory, as a tensor. They are not copied.
+    // A tensor of the bytes at `address`, which are not copied.
     Owned<OrtValue> tensor(const OrtMemoryInfo* memory, std::byte* address, std::size_t size,
                            const std::vector<std::int64_t>& shape,
                            ONNXTensorElementDataType type) const;

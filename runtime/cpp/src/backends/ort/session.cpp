@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <set>
 #include <thread>
 
-#include "bundle/tensors.h"
 #include "errors.h"
 #include "log.h"
 
@@ -26,19 +24,17 @@ namespace {
 // With this option, of version 1.31, ONNX Runtime copies no weights that it is given in memory.
 constexpr const char* no_copies_option = "session.use_external_initializer_file_buffers_directly";
 
-// Worker threads for a session, which begin to work only when it has been created. Before that
-// there is hardly any work, but ONNX Runtime's own workers would spin while they wait, and take the
-// cores that hash the bundle's files. Unlike its workers, these threads are not pinned to cores.
+// Workers that begin when the session has been created. ONNX Runtime's own would spin while they
+// wait, and take the cores that hash the bundle's files.
 class LateThreads {
    public:
-    // Make a session with `options` use such threads. This object must live until it is created.
+    // This object must live until the session is created.
     void give_to(const OrtLibrary& library, OrtSessionOptions* options) {
         const OrtApi& api = library.api();
         library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
         library.check(api.SessionOptionsSetCustomThreadCreationOptions(options, &gate_));
         library.check(api.SessionOptionsSetCustomJoinThreadFn(options, join));
     }
-    // Let the threads work.
     void begin() const { open(*gate_); }
 
    private:
@@ -52,8 +48,7 @@ class LateThreads {
         gate.test_and_set();
         gate.notify_all();
     }
-    // ONNX Runtime calls this to create a worker, which runs `work(argument)`. Returns null if the
-    // system has no thread left: then the session cannot be created.
+    // Null if the system has no thread left: then the session cannot be created.
     static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* argument) {
         try {
             auto worker = std::make_unique<Worker>();
@@ -67,7 +62,7 @@ class LateThreads {
             return nullptr;
         }
     }
-    // ONNX Runtime calls this to end a worker, also if its session could not be created.
+    // Also called if the session could not be created.
     static void join(OrtCustomThreadHandle thread) {
         const std::unique_ptr<Worker> worker(
             reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
@@ -77,33 +72,6 @@ class LateThreads {
 
     std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
 };
-
-// What must be the same of a tensor in a graph and in the manifest.
-struct TensorInfo {
-    std::string name;
-    ONNXTensorElementDataType type;
-    std::vector<Dimension> shape;
-
-    auto operator<=>(const TensorInfo&) const = default;
-};
-
-TensorInfo info_of(const OrtLibrary& library, std::string name, const OrtTypeInfo* info) {
-    const OrtApi& api = library.api();
-    const OrtTensorTypeAndShapeInfo* tensor = nullptr;
-    library.check(api.CastTypeInfoToTensorInfo(info, &tensor));
-    TensorInfo result{std::move(name), ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, {}};
-    if (tensor == nullptr) return result;
-    std::size_t rank = 0;
-    library.check(api.GetTensorElementType(tensor, &result.type));
-    library.check(api.GetDimensionsCount(tensor, &rank));
-    std::vector<std::int64_t> sizes(rank);
-    std::vector<const char*> names(rank, "");
-    library.check(api.GetDimensions(tensor, sizes.data(), rank));
-    library.check(api.GetSymbolicDimensions(tensor, names.data(), rank));
-    for (std::size_t i = 0; i < rank; ++i)
-        result.shape.push_back(*names[i] != '\0' ? Dimension(names[i]) : Dimension(sizes[i]));
-    return result;
-}
 
 }  // namespace
 
@@ -161,52 +129,6 @@ Owned<OrtSessionOptions> OrtGraph::session_options(const OpenFiles& files, int t
     library_->check(api.AddExternalInitializersFromFilesInMemory(
         options.get(), names.data(), addresses.data(), sizes.data(), names.size()));
     return options;
-}
-
-void OrtGraph::check(const Graph& described, const Manifest* manifest) const {
-    const OrtApi& api = library_->api();
-    OrtAllocator* allocator = nullptr;
-    library_->check(api.GetAllocatorWithDefaultOptions(&allocator));
-    check_tensors(described.inputs, described.file, allocator, api.SessionGetInputCount,
-                  api.SessionGetInputName, api.SessionGetInputTypeInfo);
-    check_tensors(described.outputs, described.file, allocator, api.SessionGetOutputCount,
-                  api.SessionGetOutputName, api.SessionGetOutputTypeInfo);
-    if (manifest == nullptr) return;
-    const auto metadata =
-        library_->make(api.SessionGetModelMetadata, api.ReleaseModelMetadata, session_.get());
-    char* value = nullptr;
-    library_->check(api.ModelMetadataLookupCustomMetadataMap(metadata.get(), allocator,
-                                                             "pass_toolkit", &value));
-    const std::string stated = value == nullptr ? "{}" : value;
-    if (value != nullptr) library_->check(api.AllocatorFree(allocator, value));
-    check_trunk_metadata(*manifest, stated);
-}
-
-// get_count, get_name, get_info: the functions of the C API for inputs, or those for outputs.
-template <class Count, class Name, class Info>
-void OrtGraph::check_tensors(const std::vector<Tensor>& described, const std::string& file,
-                             OrtAllocator* allocator, Count get_count, Name get_name,
-                             Info get_info) const {
-    const OrtApi& api = library_->api();
-    std::size_t count = 0;
-    library_->check(get_count(session_.get(), &count));
-    std::set<TensorInfo> in_graph, in_manifest;
-    for (std::size_t i = 0; i < count; ++i) {
-        char* name = nullptr;
-        library_->check(get_name(session_.get(), i, allocator, &name));
-        const std::string copied = name;
-        library_->check(api.AllocatorFree(allocator, name));
-        const auto info = library_->make(get_info, api.ReleaseTypeInfo, session_.get(), i);
-        in_graph.insert(info_of(*library_, copied, info.get()));
-    }
-    for (const Tensor& tensor : described)
-        in_manifest.insert({tensor.name, element_type(tensor.dtype), tensor.shape});
-    std::vector<TensorInfo> differing;
-    std::set_symmetric_difference(in_graph.begin(), in_graph.end(), in_manifest.begin(),
-                                  in_manifest.end(), std::back_inserter(differing));
-    if (differing.empty()) return;
-    throw Error("the manifest and " + file + " differ in " + differing.front().name + " " +
-                text_of(differing.front().shape) + "; export the bundle again");
 }
 
 }  // namespace pass

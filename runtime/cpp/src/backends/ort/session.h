@@ -1,15 +1,11 @@
-// Graphs that ONNX Runtime has loaded.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "backends/ort/devices.h"
 #include "backends/ort/library.h"
-#include "bundle/manifest.h"
 #include "bundle/open_files.h"
 
 namespace pass {
@@ -20,15 +16,11 @@ ONNXTensorElementDataType element_type(const std::string& dtype);
 // A session of ONNX Runtime for one graph.
 class OrtGraph {
    public:
-    // files: must outlive the graph, which is the one in `file`. threads: 0 lets ONNX Runtime
-    // choose. kernels: the library of operators that the graph has; empty if all are standard.
-    // Throws Error if the graph cannot be loaded.
+    // files: must outlive the graph. threads: 0 lets ONNX Runtime choose. kernels: the library of
+    // the graph's operators; empty if all are standard. Throws Error if it cannot be loaded.
     OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
              const OpenFiles& files, const std::string& file, int threads,
              const std::filesystem::path& kernels = {});
-
-    // Throws Error if tensors differ from `described`, or the trunk's metadata from `manifest`.
-    void check(const Graph& described, const Manifest* manifest = nullptr) const;
 
     const OrtLibrary& library() const { return *library_; }
     const std::string& file() const { return file_; }  // its name alone
@@ -36,16 +28,12 @@ class OrtGraph {
     const Device& device() const { return device_; }
     // Whether its first run is captured as a CUDA graph.
     bool captures() const { return captures_; }
-    // Why it cannot be captured; empty if it is captured, or the device has no CUDA graphs.
+    // Empty if it is captured, or the device has no CUDA graphs.
     const std::string& why_not_captured() const { return why_not_captured_; }
 
    private:
     Owned<OrtSessionOptions> session_options(const OpenFiles& files, int threads,
                                              const std::filesystem::path& kernels) const;
-    template <class Count, class Name, class Info>
-    void check_tensors(const std::vector<Tensor>& described, const std::string& file,
-                       OrtAllocator* allocator, Count get_count, Name get_name,
-                       Info get_info) const;
 
     std::shared_ptr<const OrtLibrary> library_;
     std::string file_;

@@ -3,10 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
@@ -14,7 +11,7 @@
 
 namespace pass {
 
-// An execution context. Setters and `enqueue` return false if TensorRT reports an error.
+// An execution context. Methods return false if TensorRT reports an error.
 class TrtContext {
    public:
     virtual ~TrtContext() = default;
@@ -23,8 +20,6 @@ class TrtContext {
     virtual bool set_profile(int index, void* stream) = 0;
     virtual bool set_shape(const std::string& input, const Shape& shape) = 0;
     virtual bool set_address(const std::string& tensor, std::byte* address) = 0;
-    // Whether the next run can be captured as a CUDA graph. Always true for TensorRT.
-    virtual bool capturable(void* stream) = 0;
     // Put one run on the stream.
     virtual bool enqueue(void* stream) = 0;
 };
@@ -34,29 +29,20 @@ class TrtCudaEngine {
    public:
     virtual ~TrtCudaEngine() = default;
     virtual std::int64_t scratch_size() const = 0;  // bytes that a context needs for activations
-    virtual int profiles() const = 0;               // how many optimization profiles it has
-    // The shapes of all inputs and outputs, by name; dynamic sizes are -1.
-    virtual std::map<std::string, Shape> shapes() const = 0;
-    // Output -> the input whose memory it shares; none with headers before TensorRT 10.15.
-    virtual std::optional<std::map<std::string, std::string>> aliases() const = 0;
     // A context, which needs `set_scratch`; null if memory runs out.
     virtual std::unique_ptr<TrtContext> create_context() = 0;
 };
 
-// TensorRT's or TensorRT-RTX's library. It must outlive its engines.
+// TensorRT's library. It must outlive its engines.
 class TrtApi {
    public:
     virtual ~TrtApi() = default;
     // The version in the form that `pass-export build` writes: "10.15.1.29".
     virtual std::string version() const = 0;
-    // The engine with this content; null if it is no engine for this library and this GPU.
+    // Null if `content` is no engine for this library and this GPU.
     virtual std::unique_ptr<TrtCudaEngine> deserialize(std::span<const std::byte> content) = 0;
-    // The last errors that the library reported since the last call, in one line; "" if none.
+    // The last errors that the library reported since the last call, in one line.
     virtual std::string take_errors() = 0;
-    // Use `file` as a cache of the kernels that TensorRT-RTX compiles while engines run;
-    // `save_kernels` writes it for later processes. TensorRT compiles none.
-    virtual void use_kernels(const std::filesystem::path& file) = 0;
-    virtual void save_kernels() = 0;
 };
 
 }  // namespace pass

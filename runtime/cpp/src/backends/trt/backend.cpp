@@ -13,18 +13,16 @@ namespace pass {
 
 namespace {
 
-constexpr std::size_t staging_bytes = 4 << 20;              // for windows, noise and the like
-constexpr const char* kernel_cache_file = "kernels.cache";  // beside the engines
+constexpr std::size_t staging_bytes = 4 << 20;  // for windows, noise and the like
 
 // The rows of the narrowest window that the trunk's engine has a profile for; 1 if it has none.
 int least_width(const EngineSet& engines) {
     std::optional<std::int64_t> least;
     for (const EngineFile& engine : engines.engines) {
         for (const Profile& profile : engine.profiles) {
-            const std::map sizes(profile.sizes.begin(), profile.sizes.end());
             // Of all graphs, only the trunk has the input `columns`.
-            if (!sizes.contains(columns_input) || !sizes.contains("width")) continue;
-            const std::int64_t rows = sizes.at("width").min;
+            if (!profile.sizes.contains(columns_input)) continue;
+            const std::int64_t rows = profile.sizes.at("width").min;
             least = std::min(least.value_or(rows), rows);
         }
     }
@@ -59,10 +57,6 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     result.prefill_widths.push_back(1);
     result.batch_sizes = batch_sizes_up_to(options.max_batch_size);
     result.fixed_lookahead = static_cast<int>(engines.lookahead);
-    result.trees = manifest.trees([&](const std::string& graph) {
-        return std::any_of(engines.engines.begin(), engines.engines.end(),
-                           [&](const EngineFile& engine) { return engine.graph == graph; });
-    });
     result.least_width = least_width(engines);
     result.engine_positions = listed_positions(built_for);
     result.keeps_graphs = true;
@@ -77,39 +71,26 @@ OpenFiles open_engines(const std::filesystem::path& directory, const EngineSet& 
 
 }  // namespace
 
-TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
-                       const std::string& library, const LoadOptions& options,
-                       std::unique_ptr<TrtApi> api, CudaApi cuda)
+TrtBackend::TrtBackend(const std::filesystem::path& bundle, const Manifest& manifest,
+                       const LoadOptions& options, std::unique_ptr<TrtApi> api, CudaApi cuda)
     : TrtBackend(bundle, manifest, options, [&] {
           const int ordinal = split_device(options.device).ordinal;
           const std::optional<Gpu> gpu = find_gpu(cuda, ordinal);
-          const EngineSet& engines = choose_engines(bundle, manifest, library, api->version(), gpu,
+          const EngineSet& engines = choose_engines(bundle, manifest, api->version(), gpu,
                                                     options.verify, gpu ? "" : why_no_gpu(cuda));
           return Opened{engines, std::move(api),
                         std::make_unique<Cuda>(cuda, ordinal, staging_bytes)};
       }()) {}
 
-TrtBackend::TrtBackend(std::filesystem::path bundle, const Manifest& manifest,
+TrtBackend::TrtBackend(const std::filesystem::path& bundle, const Manifest& manifest,
                        const LoadOptions& options, Opened opened)
     : Backend(manifest, capabilities_of(manifest, opened.engines, options), std::move(opened.cuda),
               open_engines(engine_directory(bundle, opened.engines), opened.engines)),
-      bundle_(std::move(bundle)),
       engine_set_(opened.engines),
       cuda_(static_cast<Cuda&>(*memory_)),
       api_(std::move(opened.api)) {
     const auto held = for_this_thread();
-    api_->use_kernels(engine_directory(bundle_, engine_set_) / kernel_cache_file);
     engine(manifest_.trunk);  // An engine that cannot be loaded is refused now.
-}
-
-TrtBackend::~TrtBackend() {
-    if (cuda_.failure() != nullptr) return;
-    try {
-        const auto held = for_this_thread();
-        api_->save_kernels();
-    } catch (const std::exception& error) {
-        log(LogLevel::info, std::string("compiled kernels are not kept: ") + error.what());
-    }
 }
 
 // Changes how many entries a pass reads. The cache is allocated for the engines' largest capacity.
@@ -120,9 +101,9 @@ void TrtBackend::resize(std::int64_t capacity, std::span<const std::int64_t> len
         *std::lower_bound(engine_set_.capacities.begin(), engine_set_.capacities.end(), capacity);
 }
 
-void TrtBackend::run_trunk(const Plan& plan, int batch) {
-    program(key_of(Graphs::trunk, {plan, batch}), [&] {
-        return TrtProgram::Work{{bind_trunk(plan, batch, 0, false)}};
+void TrtBackend::run_trunk(const Window& window, int batch) {
+    program(key_of(Graphs::trunk, {window, batch}), [&] {
+        return TrtProgram::Work{{bind_trunk(window, batch, 0, false)}};
     }).run();
 }
 
@@ -130,18 +111,16 @@ void TrtBackend::run_tail(const PassKind& kind) {
     program(key_of(Graphs::tail, kind), [&] { return TrtProgram::Work{bind_tails(kind)}; }).run();
 }
 
-void TrtBackend::run_prefill(int slot, const Plan& plan) {
-    program(key_of(Graphs::prefill, {plan, slot}), [&] {
-        return TrtProgram::Work{{bind_trunk(plan, 1, slot, true)}};
+void TrtBackend::run_prefill(int slot, const Window& window) {
+    program(key_of(Graphs::prefill, {window, slot}), [&] {
+        return TrtProgram::Work{{bind_trunk(window, 1, slot, true)}};
     }).run();
 }
 
 Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
     const auto batch = static_cast<std::size_t>(kind.batch);
-    const std::size_t num_emitted = batch * static_cast<std::size_t>(kind.plan.max_emitted());
-    const std::size_t num_rows = kind.plan.is_tree() ? num_emitted : 0;
+    const std::size_t num_emitted = batch * static_cast<std::size_t>(kind.window.max_emitted());
     std::int64_t *count = result("count", batch), *emitted = result("emitted", num_emitted);
-    std::int64_t* rows = num_rows > 0 ? result("emitted_rows", num_rows) : nullptr;
     program(key_of(Graphs::pass, kind), [&] {
         std::vector<TrtProgram::Call> calls = bind_tails(kind);
         // The tail's call; the logits processors run before it, if at all.
@@ -152,15 +131,14 @@ Backend::PassResult TrtBackend::run_pass(const PassKind& kind) {
         };
         std::vector<TrtProgram::Copy> copies{copy(count, "count", batch),
                                              copy(emitted, "emitted", num_emitted)};
-        if (rows != nullptr) copies.push_back(copy(rows, "emitted_rows", num_rows));
-        calls.insert(calls.begin(), bind_trunk(kind.plan, kind.batch, 0, false));
+        calls.insert(calls.begin(), bind_trunk(kind.window, kind.batch, 0, false));
         return TrtProgram::Work{std::move(calls), std::move(copies)};
     }).run();
-    return {{count, count + batch}, {emitted, emitted + num_emitted}, {rows, rows + num_rows}};
+    return {{count, count + batch}, {emitted, emitted + num_emitted}};
 }
 
 TrtBackend::Key TrtBackend::key_of(Graphs graphs, const PassKind& kind) {
-    return {graphs, kind.plan.name, kind.batch, kind.sampler, kind.logprobs, kind.touched_count};
+    return {graphs, kind.window.name, kind.batch, kind.sampler, kind.logprobs, kind.touched_count};
 }
 
 TrtProgram& TrtBackend::program(const Key& key,
@@ -175,19 +153,19 @@ TrtProgram& TrtBackend::program(const Key& key,
 }
 
 std::string TrtBackend::name_of(const Key& key) const {
-    const auto& [graphs, plan, number, sampler, logprobs, touched_count] = key;
+    const auto& [graphs, window, number, sampler, logprobs, touched_count] = key;
     const char* names[] = {"trunk", "tail", "pass", "prefill"};  // of `Graphs`
     std::string name = names[static_cast<int>(graphs)];
-    name += " " + plan + " " + std::to_string(number) + " " + pass::name_of(sampler);
+    name += " " + window + " " + std::to_string(number) + " " + pass::name_of(sampler);
     if (logprobs) name += " with logprobs";
     if (touched_count > 0)
         name += " with processors of " + std::to_string(touched_count) + " tokens";
     return name + " over " + std::to_string(columns_) + " columns";
 }
 
-TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, bool prefill) {
+TrtProgram::Call TrtBackend::bind_trunk(const Window& window, int batch, int slot, bool prefill) {
     TrtEngine& trunk = engine(manifest_.trunk);
-    EngineCall call = call_of(bindings_.trunk(plan, batch, prefill));
+    EngineCall call = call_of(bindings_.trunk(window, batch, prefill));
     const Binding columns{.tensor = columns_input,
                           .buffer = columns_input + ("." + std::to_string(columns_)),
                           .shape = {columns_},
@@ -216,16 +194,16 @@ TrtProgram::Call TrtBackend::bind_trunk(const Plan& plan, int batch, int slot, b
 std::vector<TrtProgram::Call> TrtBackend::bind_tails(const PassKind& kind) {
     std::vector<TrtProgram::Call> calls;
     if (kind.touched_count > 0) {
-        calls.push_back(bind_tail(
-            kind, processors(),
-            bindings_.processors(processors(), kind.plan, kind.batch, kind.touched_count)));
+        calls.push_back(
+            bind_tail(kind, manifest_.processors,
+                      bindings_.processors(kind.window, kind.batch, kind.touched_count)));
     }
     calls.push_back(
-        bind_tail(kind, bindings_.tail_graph(kind.plan, kind.sampler),
-                  bindings_.tail(kind.plan, kind.sampler, kind.batch, kind.touched_count > 0)));
+        bind_tail(kind, bindings_.tail_graph(kind.window, kind.sampler),
+                  bindings_.tail(kind.window, kind.sampler, kind.batch, kind.touched_count > 0)));
     if (kind.logprobs) {
         calls.push_back(
-            bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.plan, kind.batch)));
+            bind_tail(kind, manifest_.logprobs, bindings_.logprobs(kind.window, kind.batch)));
     }
     return calls;
 }
@@ -235,11 +213,11 @@ TrtProgram::Call TrtBackend::bind_tail(const PassKind& kind, const Graph& graph,
     TrtEngine& tail = engine(graph);
     EngineCall call = call_of(bindings);
     call.profile = tail.profile({{"batch", kind.batch},
-                                 {"width", kind.plan.width()},
-                                 {"lookahead_rows", kind.plan.lookahead_rows()},
+                                 {"width", kind.window.width()},
+                                 {"lookahead_rows", kind.window.lookahead_rows()},
                                  {"positions", capabilities_.noise_positions()},
-                                 {"max_emitted", kind.plan.max_emitted()},
-                                 {"processed_rows", kind.plan.drafts + 1},
+                                 {"max_emitted", kind.window.max_emitted()},
+                                 {"processed_rows", kind.window.drafts + 1},
                                  {"touched", static_cast<std::int64_t>(kind.touched_count)}});
     return {&tail, std::move(call)};
 }
@@ -272,44 +250,27 @@ TrtEngine& TrtBackend::engine(const Graph& graph) {
         throw Error(engine_set_.directory + " has no engine of " + graph.file +
                     "; build the engines again");
     }
-    const EngineShapes shapes =
-        engine_shapes(graph, engine_set_.capacities.back(), capabilities_.least_width,
-                      graph.file == manifest_.trunk.file);
-    loaded = std::make_unique<TrtEngine>(*api_, cuda_, scratch_, files_, *file, shapes);
+    loaded = std::make_unique<TrtEngine>(*api_, cuda_, scratch_, files_, *file);
     return *loaded;
 }
 
-std::string find_engine_library(const Manifest& manifest, const LoadOptions& options) {
-    if (manifest.engines.empty()) return "";
+bool has_fitting_engines(const Manifest& manifest, const LoadOptions& options) {
     std::optional<Gpu> gpu;
-    try {
-        gpu = find_gpu(CudaApi::open(), split_device(options.device).ordinal);
-    } catch (const Error&) {  // no CUDA, or no such GPU
-    }
-    if (!gpu) return "";
-    for (const TrtLibrary& library : trt_libraries()) {
-        std::string version;
-        for (const EngineSet& engines : manifest.engines) {
-            if (engines.library != library.name) continue;
-            try {
-                if (version.empty()) version = open_trt(library, options.tensorrt)->version();
-            } catch (const Error&) {  // the library is missing or unusable
-                break;
-            }
-            const std::string why = why_not(engines, manifest, version, *gpu);
-            if (why.empty()) return library.name;
-            log(LogLevel::info, "device auto: the " + engines.library + " engines " + why);
+    std::string version;
+    for (const EngineSet& engines : manifest.engines) {
+        if (engines.library != tensorrt) continue;
+        try {
+            if (!gpu) gpu = find_gpu(CudaApi::open(), split_device(options.device).ordinal);
+            if (!gpu) return false;
+            if (version.empty()) version = open_tensorrt(options.tensorrt)->version();
+        } catch (const Error&) {  // there is no CUDA, no such GPU, or no usable library
+            return false;
         }
+        const std::string why = why_not(engines, manifest, version, *gpu);
+        if (why.empty()) return true;
+        log(LogLevel::info, "device auto: the " + engines.library + " engines " + why);
     }
-    return "";
-}
-
-std::unique_ptr<Backend> open_trt_backend(const std::filesystem::path& bundle,
-                                          const Manifest& manifest, const std::string& library,
-                                          const LoadOptions& options) {
-    std::unique_ptr<TrtApi> api = open_trt(*find_trt_library(library), options.tensorrt);
-    return std::make_unique<TrtBackend>(bundle, manifest, library, options, std::move(api),
-                                        CudaApi::open());
+    return false;
 }
 
 }  // namespace pass

@@ -1,7 +1,5 @@
 #include "backends/trt/engine.h"
 
-#include <algorithm>
-
 #include "backends/memory.h"
 #include "errors.h"
 #include "log.h"
@@ -11,48 +9,13 @@ namespace pass {
 namespace {
 
 // The shape as Python writes a tuple.
-std::string shape_text(const std::vector<Dimension>& shape) {
+std::string shape_text(const Shape& shape) {
     std::string text;
-    for (const Dimension& size : shape) {
-        const auto* name = std::get_if<std::string>(&size);
-        text += text.empty() ? "" : ", ";
-        text += name != nullptr ? "'" + *name + "'" : std::to_string(std::get<std::int64_t>(size));
-    }
+    for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
     return "(" + text + (shape.size() == 1 ? ",)" : ")");
 }
 
-std::string shape_text(const Shape& shape) {
-    return shape_text(std::vector<Dimension>(shape.begin(), shape.end()));
-}
-
-// Whether the ranks are equal and no static size differs. In `built`, a dynamic size is -1.
-bool matches(const Shape& built, const std::vector<Dimension>& listed) {
-    return std::equal(built.begin(), built.end(), listed.begin(), listed.end(),
-                      [](std::int64_t built_size, const Dimension& size) {
-                          return built_size == -1 || std::holds_alternative<std::string>(size) ||
-                                 Dimension(built_size) == size;
-                      });
-}
-
 }  // namespace
-
-EngineShapes engine_shapes(const Graph& graph, std::int64_t capacity, int least_width, bool trunk) {
-    EngineShapes shapes;
-    if (trunk) shapes[columns_input] = {columns_input};
-    for (const std::vector<Tensor>* tensors : {&graph.inputs, &graph.outputs}) {
-        for (const Tensor& tensor : *tensors) {
-            const bool is_window = tensor.name == "input_ids" || tensor.name == "next_ids";
-            const std::int64_t min_size = is_window ? least_width : 0;
-            std::vector<Dimension>& shape = shapes[tensor.name] = tensor.shape;
-            for (Dimension& size : shape) {
-                if (size == Dimension("capacity")) size = capacity;
-                if (auto* number = std::get_if<std::int64_t>(&size))
-                    *number = std::max(*number, min_size);
-            }
-        }
-    }
-    return shapes;
-}
 
 std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
     const auto needed = static_cast<std::size_t>(size);
@@ -62,7 +25,7 @@ std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
 }
 
 TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFiles& files,
-                     const EngineFile& file, const EngineShapes& shapes)
+                     const EngineFile& file)
     : api_(api), cuda_(cuda), path_(files.path(file.file).string()), file_(file) {
     const MappedFile& bytes = *files.data().at(file.file);
     api_.take_errors();
@@ -71,37 +34,7 @@ TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFil
         throw Error(path_ + " cannot be loaded on this GPU (deserializeCudaEngine: " + reason() +
                     "); if the file is the cause, build it again with pass-export build");
     }
-    check(shapes);
     scratch_ = scratch.reserve(engine_->scratch_size());
-}
-
-void TrtEngine::check(const EngineShapes& shapes) const {
-    if (static_cast<std::size_t>(engine_->profiles()) != file_.profiles.size()) {
-        throw outdated("has " + std::to_string(engine_->profiles()) +
-                       " profiles and the manifest lists " + std::to_string(file_.profiles.size()));
-    }
-    const std::map<std::string, Shape> built = engine_->shapes();
-    EngineShapes all_names = shapes;
-    for (const auto& [name, shape] : built) all_names.try_emplace(name);
-    for (const auto& [name, shape] : all_names) {
-        const auto loaded = built.find(name);
-        const auto listed = shapes.find(name);
-        if (loaded != built.end() && listed != shapes.end() &&
-            matches(loaded->second, listed->second))
-            continue;
-        throw outdated("and the manifest differ in the shape of " + name + ": " +
-                       (loaded == built.end() ? "missing" : shape_text(loaded->second)) + " and " +
-                       (listed == shapes.end() ? "missing" : shape_text(listed->second)));
-    }
-    const auto aliases = engine_->aliases();
-    if (aliases && *aliases != std::map<std::string, std::string>(file_.aliases.begin(),
-                                                                  file_.aliases.end())) {
-        throw outdated("does not update its KV cache in place as the manifest says");
-    }
-}
-
-Error TrtEngine::outdated(const std::string& what) const {
-    return Error(path_ + " " + what + "; build it again with pass-export build");
 }
 
 int TrtEngine::profile(const std::map<std::string, std::int64_t>& sizes) const {
@@ -111,7 +44,7 @@ int TrtEngine::profile(const std::map<std::string, std::int64_t>& sizes) const {
     std::string text;
     for (const auto& [name, size] : sizes)
         text += (text.empty() ? "" : ", ") + name + " " + std::to_string(size);
-    throw outdated("was not built for " + text);
+    throw Error(path_ + " was not built for " + text + "; build it again with pass-export build");
 }
 
 Error TrtEngine::refusal(const std::string& what, const char* function) {
@@ -171,9 +104,6 @@ void TrtProgram::run() {
 
 void TrtProgram::capture() {
     try {
-        const auto capturable = [](Call& call) { return call.first->capturable(call.second); };
-        if (!std::all_of(work_.calls.begin(), work_.calls.end(), capturable))
-            throw Error("isStreamCapturable says no");
         graph_ = cuda_.capture([this] { enqueue(); });
     } catch (const DeviceLost&) {
         throw;

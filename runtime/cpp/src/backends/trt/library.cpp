@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <vector>
 
 #include "backends/capabilities.h"
 #include "bundle/integrity.h"
@@ -22,49 +24,32 @@ std::unique_ptr<TrtApi> make_tensorrt_10(void* handle);
 #else
 constexpr std::unique_ptr<TrtApi> (*make_tensorrt_10)(void*) = nullptr;
 #endif
-#ifdef PASS_TENSORRT_RTX_1
-std::unique_ptr<TrtApi> make_tensorrt_rtx_1(void* handle);
-#else
-constexpr std::unique_ptr<TrtApi> (*make_tensorrt_rtx_1)(void*) = nullptr;
-#endif
-
-const std::vector<TrtLibrary>& trt_libraries() {
-    static const std::vector<TrtLibrary> all{
-        {"tensorrt",
-         "PASS_TENSORRT",
-         "PASS_TENSORRT_INCLUDE",
-         {{11, "libnvinfer.so.11", make_tensorrt_11}, {10, "libnvinfer.so.10", make_tensorrt_10}},
-         15},
-        {"tensorrt-rtx",
-         "PASS_TENSORRT_RTX",
-         "PASS_TENSORRT_RTX_INCLUDE",
-         {{1, "libtensorrt_rtx.so.1", make_tensorrt_rtx_1}},
-         5},
-    };
-    return all;
-}
-
-const TrtLibrary* find_trt_library(const std::string& name) {
-    for (const TrtLibrary& library : trt_libraries()) {
-        if (library.name == name) return &library;
-    }
-    return nullptr;
-}
 
 namespace {
 
-Error without_headers(const TrtLibrary& library, const std::string& version) {
-    return Error("this libpass was built without the headers of " + version + ": build it with -D" +
-                 library.headers + "=DIRECTORY, or use --device cpu");
+// A major version. make: null if libpass was built without its headers.
+struct Version {
+    int major;
+    const char* file;
+    std::unique_ptr<TrtApi> (*make)(void* handle);
+};
+
+constexpr std::array<Version, 2> versions{
+    {{11, "libnvinfer.so.11", make_tensorrt_11}, {10, "libnvinfer.so.10", make_tensorrt_10}}};
+constexpr int min_minor = 15;  // of version 10: the first with a KV cache layer
+
+Error without_headers(const std::string& version) {
+    return Error("this libpass was built without the headers of " + version +
+                 ": build it with -DPASS_TENSORRT_INCLUDE=DIRECTORY, or use --device cpu");
 }
 
-// The files to try to open (see `open_trt`).
-std::vector<std::string> files_of(const TrtLibrary& library, const std::filesystem::path& path) {
+// The files to try to open.
+std::vector<std::string> files_of(const std::filesystem::path& path) {
     if (!path.empty()) return {path.string()};
-    const char* named = std::getenv(library.variable);
+    const char* named = std::getenv("PASS_TENSORRT");
     if (named != nullptr && *named != '\0') return {named};
     std::vector<std::string> files;
-    for (const TrtVersion& version : library.versions) {
+    for (const Version& version : versions) {
         if (version.make != nullptr) files.emplace_back(version.file);
     }
     return files;
@@ -72,17 +57,16 @@ std::vector<std::string> files_of(const TrtLibrary& library, const std::filesyst
 
 }  // namespace
 
-std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesystem::path& path) {
-    // The newest version whose headers libpass was built with: messages name its file.
-    const auto newest_built =
-        std::find_if(library.versions.begin(), library.versions.end(),
-                     [](const TrtVersion& version) { return version.make != nullptr; });
-    if (newest_built == library.versions.end()) throw without_headers(library, library.name);
-    const std::string name = library.name,
-                      set_path = std::string("; set ") + library.variable + " to ";
+std::unique_ptr<TrtApi> open_tensorrt(const std::filesystem::path& path) {
+    // Messages name the file of the newest version whose headers libpass was built with.
+    const auto newest_built = std::find_if(
+        versions.begin(), versions.end(), [](const Version& each) { return each.make != nullptr; });
+    if (newest_built == versions.end()) throw without_headers(tensorrt);
+    const std::string name = tensorrt, newest_file = newest_built->file;
+    const std::string set_path = "; set PASS_TENSORRT to ";
     std::string file, failures;
     void* handle = nullptr;
-    for (const std::string& tried : files_of(library, path)) {
+    for (const std::string& tried : files_of(path)) {
         file = tried;
         handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
         if (handle != nullptr) break;
@@ -90,40 +74,39 @@ std::unique_ptr<TrtApi> open_trt(const TrtLibrary& library, const std::filesyste
     }
     if (handle == nullptr) {
         throw Error(name + " cannot be opened (" + failures + ")" + set_path + "its library, as " +
-                    newest_built->file);
+                    newest_file);
     }
     const auto number_of = [&](const char* function) {
         const auto get = reinterpret_cast<int (*)()>(dlsym(handle, function));
-        if (get == nullptr) throw Error(file + " is not " + name + set_path + newest_built->file);
+        if (get == nullptr) throw Error(file + " is not " + name + set_path + newest_file);
         return get();
     };
     const int major = number_of("getInferLibMajorVersion"),
               minor = number_of("getInferLibMinorVersion");
-    const TrtVersion &newest = library.versions.front(), &oldest = library.versions.back();
-    if (major < oldest.major || (major == oldest.major && minor < library.min_minor) ||
-        major > newest.major) {
+    const int newest = versions.front().major, oldest = versions.back().major;
+    if (major < oldest || (major == oldest && minor < min_minor) || major > newest) {
         throw Error(file + " is version " + std::to_string(major) + "." + std::to_string(minor) +
-                    ", and " + name + " is run from " + std::to_string(oldest.major) + "." +
-                    std::to_string(library.min_minor) + " (the first with a KV cache layer) to " +
-                    std::to_string(newest.major) + set_path + newest_built->file);
+                    ", and " + name + " is run from " + std::to_string(oldest) + "." +
+                    std::to_string(min_minor) + " (the first with a KV cache layer) to " +
+                    std::to_string(newest) + set_path + newest_file);
     }
-    const auto version = std::find_if(library.versions.begin(), library.versions.end(),
-                                      [&](const TrtVersion& each) { return each.major == major; });
-    if (version == library.versions.end() || version->make == nullptr)
-        throw without_headers(library, name + " " + std::to_string(major));
+    const auto version = std::find_if(versions.begin(), versions.end(),
+                                      [&](const Version& each) { return each.major == major; });
+    if (version == versions.end() || version->make == nullptr)
+        throw without_headers(name + " " + std::to_string(major));
     return version->make(handle);
 }
 
 namespace {
 
-std::string how_to_build(const std::filesystem::path& bundle, const std::string& library) {
-    return "; run: pass-export build " + bundle.string() + " --engine " + library;
+std::string how_to_build(const std::filesystem::path& bundle) {
+    return "; run: pass-export build " + bundle.string() + " --engine " + tensorrt;
 }
 
-// Throws Error if an engine is not the file that was built. hashes: false compares sizes only.
+// hashes: false compares sizes alone.
 void verify_engines(const std::filesystem::path& bundle, const EngineSet& engines, bool hashes) {
     const std::filesystem::path directory = engine_directory(bundle, engines);
-    const std::string build = how_to_build(bundle, engines.library);
+    const std::string build = how_to_build(bundle);
     HashCache cache;
     for (const EngineFile& engine : engines.engines) {
         const std::string path = (directory / engine.file).string();
@@ -131,12 +114,12 @@ void verify_engines(const std::filesystem::path& bundle, const EngineSet& engine
         if (!std::filesystem::is_regular_file(path, error))
             throw Error(path + " is missing" + build);
         const auto size = std::filesystem::file_size(path);
-        if (size == static_cast<std::uintmax_t>(engine.bytes) &&
-            (!hashes || cache.matches(path, engine.sha256))) {
+        if (size == static_cast<std::uintmax_t>(engine.info.bytes) &&
+            (!hashes || cache.matches(path, engine.info.sha256))) {
             continue;
         }
         throw Error(path + " is not the file that was built (" + std::to_string(size) + " bytes, " +
-                    std::to_string(engine.bytes) + " listed)" + build + " --force");
+                    std::to_string(engine.info.bytes) + " listed)" + build + " --force");
     }
     cache.save();
 }
@@ -163,10 +146,10 @@ std::string why_not(const EngineSet& engines, const Manifest& manifest, const st
 }
 
 const EngineSet& choose_engines(const std::filesystem::path& bundle, const Manifest& manifest,
-                                const std::string& library, const std::string& version,
-                                const std::optional<Gpu>& gpu, bool verify,
-                                const std::string& why_absent) {
-    const std::string build = how_to_build(bundle, library);
+                                const std::string& version, const std::optional<Gpu>& gpu,
+                                bool verify, const std::string& why_absent) {
+    const std::string library = tensorrt;
+    const std::string build = how_to_build(bundle);
     const EngineSet *newest = nullptr, *fitting = nullptr;
     for (const EngineSet& engines : manifest.engines) {
         if (engines.library != library) continue;

@@ -1,0 +1,553 @@
+#include "tuning/auto.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <numeric>
+#include <set>
+
+namespace pass {
+
+namespace {
+
+constexpr double averaged_passes = 200.0;  // of an acceptance rate
+// A pass is timed until its two shortest times differ by at most this factor.
+constexpr double agreement_ratio = 1.1;
+// Of a pass, and of one over wide_window_rows, which is slow and seldom fastest.
+constexpr int timed_runs = 4, timed_wide_runs = 2, wide_window_rows = 8;
+constexpr int max_timed_rows = 64;  // passes with more were fastest on no machine
+// The passes that the moving averages of the slowness and of a shape's ratio span.
+constexpr int slowness_passes = 4, ratio_passes = 32;
+// A pass counts as at most so much slower or faster than expected, as pauses do not repeat.
+constexpr double max_ratio = 1.2;
+constexpr double min_pass_seconds = 1e-9;
+
+bool times_agree(const std::vector<PassSeconds>& passes) {
+    std::multiset<double> sums;
+    for (const PassSeconds& pass : passes) sums.insert(pass.trunk + pass.tail);
+    return sums.size() > 1 && *std::next(sums.begin()) <= agreement_ratio * *sums.begin();
+}
+
+// Fused windows with 8 and 16 rows: processors multiply matrices in tiles of so many rows.
+const std::vector<std::vector<int>> tile_groups{{2, 2, 1}, {3, 3, 3, 3}};
+// The drafts of plans that `auto` chooses from, beside L.
+constexpr std::array<int, 5> draft_counts{1, 2, 3, 4, 6};
+constexpr int num_squarings = 9;  // after 2^9 windows the distribution is stationary
+
+// A plan is left only for one whose expected rate is at least this many times its own.
+constexpr double switch_margin = 1.03;
+constexpr std::int64_t decision_interval_passes = 12;  // the fewest passes between two decisions
+constexpr double decision_time_share = 0.005;          // the most of the decoding time for them
+// A plan that did not run in the last idle_passes is tried for trial_passes if it is expected to be
+// at least as fast as the chosen one; plain decoding whatever its rate, after plain_idle_passes,
+// because all plans are compared with it.
+constexpr std::int64_t idle_passes = 2000, plain_idle_passes = 128, trial_passes = 4;
+// Drafts must gain this much over plain decoding: their passes take the host about 0.1 ms more.
+constexpr double draft_margin = 1.06;
+// A separate pass for n-gram drafts must be so much faster than a plan that can verify some.
+constexpr double ngram_margin = 1.10;
+constexpr double default_acceptance = 0.1;  // of look-ahead drafts, if the bundle states none
+// Of sampled drafts relative to greedy ones, if a bundle states only the latter.
+constexpr double sampled_acceptance_ratio = 0.6;
+constexpr double ngram_prior = 0.6;  // the initial acceptance of n-gram drafts
+// What the rates of all sequences weigh in a new one: little, because n-gram drafts that fail in
+// one text must be given up soon.
+constexpr double ngram_prior_passes = 2.0;
+
+using Matrix = std::vector<std::vector<double>>;
+
+Matrix squared(const Matrix& matrix) {
+    const std::size_t size = matrix.size();
+    Matrix result(size, std::vector<double>(size, 0.0));
+    for (std::size_t i = 0; i < size; ++i) {
+        for (std::size_t k = 0; k < size; ++k) {
+            for (std::size_t j = 0; j < size; ++j) result[i][j] += matrix[i][k] * matrix[k][j];
+        }
+    }
+    return result;
+}
+
+std::vector<int> full_groups(int drafts) {
+    return std::vector<int>(static_cast<std::size_t>(drafts) + 1, drafts);
+}
+
+double clock_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+double expected_accepted(const Acceptance& acceptance, int count) {
+    const std::vector<double> cumulative = cumulative_acceptance(acceptance.rates());
+    const int end = std::min(count + 1, static_cast<int>(cumulative.size()));
+    return std::accumulate(cumulative.begin() + 1, cumulative.begin() + end, 0.0);
+}
+
+// [L] conditional rates from cumulative `acceptance`; default_acceptance beyond its end.
+std::vector<double> conditional_rates(const std::vector<double>& acceptance, int lookahead) {
+    std::vector<double> rates;
+    double before = 1.0;
+    for (const double share : acceptance) {
+        rates.push_back(before != 0 ? share / before : 0.0);
+        before = share;
+    }
+    rates.resize(static_cast<std::size_t>(lookahead), default_acceptance);
+    return rates;
+}
+
+// Cumulative, or an estimate.
+std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sampler) {
+    if (sampler == Sampler::greedy) return lookahead.acceptance_per_position;
+    if (!lookahead.acceptance_per_position_sampled.empty())
+        return lookahead.acceptance_per_position_sampled;
+    std::vector<double> shares = lookahead.acceptance_per_position;
+    double ratio = 1.0;
+    for (double& share : shares) share *= ratio *= sampled_acceptance_ratio;
+    return shares;
+}
+
+}  // namespace
+
+Acceptance::Acceptance(std::vector<double> prior, double weight)
+    : prior_(std::move(prior)), trials_(prior_.size(), weight) {
+    for (double rate : prior_) hits_.push_back(rate * weight);
+}
+
+std::vector<double> Acceptance::rates() const {
+    std::vector<double> result;
+    for (std::size_t i = 0; i < hits_.size(); ++i) result.push_back(hits_[i] / trials_[i]);
+    return result;
+}
+
+void Acceptance::record(int drafted, int accepted) {
+    drafted = std::min(drafted, static_cast<int>(prior_.size()));
+    for (int i = 0; i < std::min(accepted + 1, drafted); ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        hits_[at] = (hits_[at] + (i < accepted ? 1 : 0)) * (1 - 1 / averaged_passes);
+        trials_[at] = (trials_[at] + 1) * (1 - 1 / averaged_passes);
+    }
+    // All drafts were accepted: one more would probably be accepted about as often as the last.
+    const auto next = static_cast<std::size_t>(drafted);
+    if (drafted > 0 && drafted == accepted && next < prior_.size())
+        move_towards(next, hits_[next - 1] / trials_[next - 1], 1 / averaged_passes);
+}
+
+void Acceptance::forget() {
+    for (std::size_t i = 0; i < prior_.size(); ++i)
+        move_towards(i, prior_[i], 1 / (8 * averaged_passes));
+}
+
+void Acceptance::move_towards(std::size_t i, double rate, double share) {
+    hits_[i] += (rate * trials_[i] - hits_[i]) * share;
+}
+
+std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
+    std::vector<double> cumulative{1.0};
+    for (double rate : rates) cumulative.push_back(cumulative.back() * rate);
+    return cumulative;
+}
+
+Line::Line(std::map<int, double> points, bool flat) : points_(std::move(points)) {
+    double highest = points_.begin()->second;
+    for (auto& [x, y] : points_) y = highest = std::max(highest, y);
+    if (flat || points_.size() < 2) return;
+    const auto [end, last] = *points_.rbegin();
+    for (const auto& [x, y] : {*points_.begin(), *std::next(points_.rbegin())})
+        rise_ = std::max(rise_, (last - y) / (end - x));
+}
+
+double Line::operator()(int x) const {
+    const auto above = points_.lower_bound(x);
+    if (above == points_.begin()) return above->second;
+    const auto& [from, low] = *std::prev(above);
+    const double rise =
+        above == points_.end() ? rise_ : (above->second - low) / (above->first - from);
+    return low + rise * (x - from);
+}
+
+PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
+    TimedPasses plain = timed, drafting = timed;
+    std::erase_if(plain, [](const auto& pass) { return pass.first.drafts > 0; });
+    std::erase_if(drafting, [](const auto& pass) { return pass.first.drafts == 0; });
+    if (other_sampler != nullptr) {
+        *this = *other_sampler;
+        passes_.clear();
+        double measured = 0, expected = 0;
+        for (const auto& [shape, seconds] : timed) {
+            measured += seconds.trunk;
+            expected += trunk_seconds(shape);
+        }
+        slowness_ = measured / expected;
+    } else {
+        max_rows_ = timed.rbegin()->first.rows;
+        std::map<int, double> trunk, extra;
+        for (const auto& [shape, seconds] : plain) trunk[shape.rows] = seconds.trunk;
+        for (const auto& [shape, seconds] : drafting) {
+            if (trunk.contains(shape.rows))
+                extra[shape.rows] = std::max(seconds.trunk - trunk[shape.rows], 0.0);
+        }
+        if (!extra.empty()) adapter_ = Line(extra, true);
+        std::map<int, double> without_extra;  // of drafting passes
+        for (const auto& [shape, seconds] : drafting)
+            without_extra[shape.rows] = seconds.trunk - adapter_(shape.rows);
+        trunk.merge(without_extra);
+        // Half of the only time counts as due to its rows: more rows must not look free.
+        if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
+        trunk_ = Line(trunk);
+    }
+    std::map<int, double> tail, drafts{{0, 0.0}};
+    for (const auto& [shape, seconds] : plain) tail[shape.sampled] = seconds.tail / slowness_;
+    tail_ = Line(tail);
+    for (const auto& [shape, seconds] : drafting)
+        drafts[shape.drafts] = seconds.tail / slowness_ - tail_(shape.sampled);
+    drafts_ = Line(drafts);
+}
+
+double PassTimes::trunk_seconds(const PassShape& shape) const {
+    return trunk_(shape.rows) + (shape.drafts > 0 ? adapter_(shape.rows) : 0.0);
+}
+
+double PassTimes::seconds(const PassShape& shape) const {
+    const double expected = trunk_seconds(shape) + (tail_(shape.sampled) + drafts_(shape.drafts));
+    const auto ratio = ratios_.find(shape);
+    return std::max(expected, min_pass_seconds) * (ratio == ratios_.end() ? 1.0 : ratio->second) *
+           slowness_;
+}
+
+void PassTimes::record(const PassShape& shape, double seconds) {
+    const double deviation =
+        std::clamp(seconds / this->seconds(shape), 1 / max_ratio, max_ratio) - 1;
+    const double change =
+        1 + deviation / std::min(++passes_[shape] + slowness_passes - 1, ratio_passes);
+    ratios_.try_emplace(shape, 1.0).first->second *= change;
+    // The product of all ratios is kept at 1: what they have in common belongs to the slowness.
+    const double mean = std::pow(change, 1.0 / static_cast<double>(ratios_.size()));
+    for (auto& [other, ratio] : ratios_) ratio /= mean;
+    // With its ratio, the estimate of this shape changes by 1 / slowness_passes of the deviation.
+    slowness_ *= (1 + deviation / slowness_passes) / change * mean;
+}
+
+std::vector<Window> probe_windows(int lookahead, int batch) {
+    std::vector<Window> result;
+    const auto add = [&](const Window& window) {
+        const bool may_be_timed = window.width() * batch <= max_timed_rows || window.width() == 1;
+        if (may_be_timed && std::find(result.begin(), result.end(), window) == result.end())
+            result.push_back(window);
+    };
+    add(ar_window());
+    // With many widths, one more length replaces the fused window with 8 rows.
+    for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
+        add(verify_window(length));
+    for (const int length : {1, lookahead}) add(draft_window(length));
+    for (const std::vector<int>& groups : tile_groups) {
+        const bool skipped = lookahead > 5 && groups != tile_groups.back();
+        if (!skipped && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_window(groups));
+    }
+    int length = lookahead;
+    while (length > 0 && fused_window(full_groups(length)).width() * batch > max_timed_rows)
+        --length;
+    if (length > 0) add(fused_window(full_groups(length)));
+    return result;
+}
+
+std::vector<PassSeconds> measure(const std::function<PassSeconds(const Window&)>& time,
+                                 const std::vector<Window>& windows) {
+    std::vector<std::vector<PassSeconds>> seconds(windows.size());
+    for (int number = 0; number < timed_runs; ++number) {
+        for (std::size_t i = 0; i < windows.size(); ++i) {
+            const int runs = windows[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
+            if (number < runs && !times_agree(seconds[i])) seconds[i].push_back(time(windows[i]));
+        }
+    }
+    std::vector<PassSeconds> result;
+    for (const std::vector<PassSeconds>& passes : seconds) {
+        PassSeconds& least = result.emplace_back(passes.front());
+        for (const PassSeconds& pass : passes)
+            least = {std::min(least.trunk, pass.trunk), std::min(least.tail, pass.tail)};
+    }
+    return result;
+}
+
+std::vector<Plan> plans_up_to(int lookahead, const Capabilities* capabilities) {
+    if (capabilities != nullptr)
+        lookahead = std::min(lookahead, capabilities->fixed_lookahead.value_or(lookahead));
+    std::set<int> counts(draft_counts.begin(), draft_counts.end());
+    counts.insert(lookahead);
+    std::erase_if(counts, [&](int count) { return count < 1 || count > lookahead; });
+    std::vector<Plan> result{make_plan("ar", 0)};
+    const auto add = [&](Plan plan) {
+        if (std::find(result.begin(), result.end(), plan) == result.end())
+            result.push_back(std::move(plan));
+    };
+    for (const int count : counts) add(make_plan("two-pass", count));
+    for (const int count : counts) {
+        std::vector<int> shrinking(static_cast<std::size_t>(count) + 1, 1);
+        std::iota(shrinking.rbegin() + 1, shrinking.rend(), 1);
+        add(fused_plan(shrinking));
+        add(fused_plan(full_groups(count)));
+    }
+    for (const std::vector<int>& groups : tile_groups) {
+        if (static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
+    }
+    if (capabilities != nullptr)
+        std::erase_if(result,
+                      [&](const Plan& plan) { return !capabilities->allows(plan.windows); });
+    return result;
+}
+
+double expected_tokens(const Plan& plan, const std::vector<double>& cumulative) {
+    const Window& window = plan.windows.front();
+    if (!window.is_fused()) {  // of the two passes of two-pass, one verifies drafts
+        const auto first = cumulative.begin() + 1;
+        return 1 + std::accumulate(first, first + plan.drafts(), 0.0) / 2;
+    }
+    // The number of a window's drafts is the state of a Markov chain: if `row` is accepted last,
+    // the next window has groups[row] drafts. Half of the chain's steps keep the state: that
+    // excludes periods without changing the stationary distribution.
+    const auto states = static_cast<std::size_t>(window.drafts) + 1;
+    Matrix transitions(states, std::vector<double>(states, 0.0));
+    std::vector<double> accepted(states, 0.0);  // the expected number, by state
+    for (std::size_t state = 0; state < states; ++state) {
+        for (std::size_t row = 0; row <= state; ++row) {
+            if (row > 0) accepted[state] += cumulative[row];
+            const double last = cumulative[row] - (row < state ? cumulative[row + 1] : 0.0);
+            transitions[state][static_cast<std::size_t>(window.groups[row])] +=
+                std::max(last, 0.0) / 2;
+        }
+        transitions[state][state] += 0.5;
+    }
+    for (int i = 0; i < num_squarings; ++i) transitions = squared(transitions);
+    return 1 + std::inner_product(accepted.begin(), accepted.end(), transitions[0].begin(), 0.0);
+}
+
+Tuner::Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
+             std::optional<Capabilities> capabilities)
+    : by_batch_{{1, std::move(times)}},
+      lookahead_(lookahead),
+      capabilities_(std::move(capabilities)),
+      lookahead_acceptance_(conditional_rates(acceptance, lookahead)),
+      decided_(ranked(0, 1, {1.0}).front()) {}  // plain decoding
+
+void Tuner::observe(const Window& window, int batch, double seconds,
+                    const std::vector<Verified>& verified, const std::vector<DraftState>& states) {
+    passes_ += 1;
+    pass_seconds_ += seconds;
+    last_ran_[{window.name, batch}] = passes_;
+    by_batch_.at(timed_batch(batch)).record(shape_of(window, batch), seconds);
+    bool any_drafted = false;
+    for (std::size_t i = 0; i < verified.size(); ++i) {
+        const auto& [drafted, accepted, of_ngrams] = verified[i];
+        if (drafted == 0) continue;
+        any_drafted = true;
+        Rates& own = *states[i].rates;
+        if (of_ngrams) {
+            ngram(states[i].match_length, &own).record(drafted, accepted);
+            ngram(states[i].match_length).record(drafted, accepted);
+        } else {
+            lookahead_acceptance_.record(drafted, accepted);
+            if (own.lookahead) own.lookahead->record(drafted, accepted);
+        }
+    }
+    if (!window.groups.empty() || any_drafted || verified.empty()) return;
+    // After many plain passes, the rates of look-ahead drafts are out of date.
+    lookahead_acceptance_.forget();
+    for (const DraftState& state : states) {
+        if (state.rates->lookahead) state.rates->lookahead->forget();
+    }
+}
+
+Acceptance& Tuner::ngram(int match_length, Rates* own) {
+    if (own != nullptr) {
+        return own->ngram.try_emplace(match_length, ngram(match_length).rates(), ngram_prior_passes)
+            .first->second;
+    }
+    const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
+    return ngrams_.try_emplace(match_length, prior).first->second;
+}
+
+std::vector<Choice> Tuner::ranked(int lookahead, int batch,
+                                  const std::vector<double>& cumulative) const {
+    auto plans = plans_.find(lookahead);
+    if (plans == plans_.end()) {
+        const Capabilities* capabilities = capabilities_ ? &*capabilities_ : nullptr;
+        plans = plans_.emplace(lookahead, plans_up_to(lookahead, capabilities)).first;
+    }
+    std::vector<Choice> result;
+    for (const Plan& plan : plans->second) {
+        if (plan.windows.front().width() > by_batch_.at(1).max_rows()) continue;
+        double sum = 0;
+        for (const Window& window : plan.windows) sum += seconds(window, batch);
+        result.push_back({plan, expected_tokens(plan, cumulative),
+                          sum / static_cast<double>(plan.windows.size())});
+    }
+    std::stable_sort(result.begin(), result.end(),
+                     [](const Choice& a, const Choice& b) { return a.rate() > b.rate(); });
+    return result;
+}
+
+Choice Tuner::choose(int lookahead, int batch, const std::vector<DraftState>& states) {
+    const double started = clock_seconds();
+    const std::pair key(lookahead, batch);
+    auto entry = decisions_.find(key);
+    if (entry != decisions_.end()) decided_ = entry->second.decided;  // `decide` compares with it
+    if (entry == decisions_.end() ||
+        (passes_ - decided_at_ >= decision_interval_passes && pass_seconds_ >= due_seconds_)) {
+        entry = decisions_.insert_or_assign(key, decide(lookahead, batch, states)).first;
+        decided_at_ = passes_;
+        due_seconds_ = std::max(due_seconds_, pass_seconds_) +
+                       (clock_seconds() - started) / decision_time_share;
+    }
+    decided_ = entry->second.decided;
+    const Choice& chosen = passes_ < entry->second.trial_end ? entry->second.trial : decided_;
+    chosen_rate_ = chosen.rate();
+    return chosen;
+}
+
+// The fastest plan if it is switch_margin times as fast as the last decided one, else that one;
+// plain decoding if this is not draft_margin times as fast.
+Tuner::Decision Tuner::decide(int lookahead, int batch, const std::vector<DraftState>& states) {
+    std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());
+    if (!states.empty()) std::fill(cumulative.begin(), cumulative.end(), 0.0);
+    for (const DraftState& state : states) {  // `cumulative` is the mean of all sequences
+        const std::vector<double> own = cumulative_acceptance(state.rates->lookahead->rates());
+        for (std::size_t i = 0; i < cumulative.size(); ++i)
+            cumulative[i] += own[i] / static_cast<double>(states.size());
+    }
+    const std::vector<Choice> choices = ranked(lookahead, batch, cumulative);
+    const auto matching = [&](const auto& test) {
+        return std::find_if(choices.begin(), choices.end(), test);
+    };
+    const auto plain = matching([](const Choice& each) { return each.plan.drafts() == 0; });
+    auto present = matching([&](const Choice& each) { return each.plan == decided_.plan; });
+    if (present == choices.end()) present = plain;
+    if (choices.front().rate() >= switch_margin * present->rate()) present = choices.begin();
+    const Choice& decided = present->rate() < draft_margin * plain->rate() ? *plain : *present;
+    const auto trial = matching([&](const Choice& each) {
+        const auto ran = last_ran_.find({each.plan.windows.front().name, batch});
+        const bool is_plain = each.plan.drafts() == 0;
+        const bool idle = ran == last_ran_.end() ||
+                          passes_ - ran->second >= (is_plain ? plain_idle_passes : idle_passes);
+        return idle && passes_ > 0 && (is_plain || each.rate() >= decided.rate());
+    });
+    const Choice& tried = trial == choices.end() ? decided : *trial;
+    // The trial counts as run, even if a pass runs the plan that a request names instead.
+    last_ran_[{tried.plan.windows.front().name, batch}] = passes_;
+    return {decided, tried, passes_ + trial_passes};
+}
+
+bool Tuner::prefers_ngrams(const DraftState& state, const Window& window) {
+    return expected_accepted(ngram(state.match_length, state.rates), window.drafts) >
+           expected_accepted(lookahead_acceptance_, state.num_drafts);
+}
+
+int Tuner::ngram_count(const std::vector<DraftState>& states, const Window* planned,
+                       const std::vector<Window>& windows, int batch) {
+    double fastest = 0;
+    int count = 0;
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+        const int drafts = static_cast<int>(i) + 1;
+        double tokens = 0;
+        for (const DraftState& state : states) {
+            const int verified = std::min(drafts, static_cast<int>(state.ngram.size()));
+            tokens += 1;  // the bonus token
+            if (verified > 0)
+                tokens += expected_accepted(ngram(state.match_length, state.rates), verified);
+        }
+        const double rate = tokens / seconds(windows[i], batch);
+        if (count > 0 && rate <= fastest) continue;
+        fastest = rate;
+        count = drafts;
+    }
+    const double plan_rate = chosen_rate_ * static_cast<double>(states.size());
+    if (planned != nullptr)
+        return count > planned->drafts && fastest >= ngram_margin * plan_rate ? count : 0;
+    if (fastest >= switch_margin * plan_rate) return count;
+    // The rates drift back to the initial ones, so that n-gram drafts are tried again.
+    for (const DraftState& state : states) {
+        if (state.ngram.empty()) continue;
+        ngram(state.match_length, state.rates).forget();
+        ngram(state.match_length).forget();
+    }
+    return 0;
+}
+
+Auto::Auto(const LookaheadInfo& lookahead, Capabilities capabilities)
+    : lookahead_(lookahead), capabilities_(std::move(capabilities)) {
+    std::set<int> batches(capabilities_.batch_sizes.begin(), capabilities_.batch_sizes.end());
+    batches.insert(1);
+    for (const int batch : batches) {
+        std::vector<Window>& windows = windows_[batch];
+        windows = probe_windows(static_cast<int>(lookahead_.length), batch);
+        // Windows take at most half the capacity, so that texts have the other half.
+        std::erase_if(windows, [&](const Window& window) {
+            return !capabilities_.allows({window}) ||
+                   capabilities_.padded_width(window.width()) > capabilities_.max_capacity() / 2;
+        });
+        const bool one_width = std::none_of(windows.begin(), windows.end(), [&](const auto& each) {
+            return each.width() != windows.front().width();
+        });
+        if (one_width) windows.clear();
+    }
+}
+
+bool Auto::is_timed(Sampler sampler, int batch) const {
+    const auto tuner = tuners_.find(sampler);
+    if (tuner == tuners_.end()) return false;
+    return batch == 1 || windows_.at(batch).empty() || tuner->second.by_batch().contains(batch);
+}
+
+int Auto::widest(int batch) const {
+    if (windows_.at(1).empty()) return 0;
+    int result = 0;
+    for (const int size : {1, batch}) {
+        for (const Window& window : windows_.at(size)) result = std::max(result, window.width());
+    }
+    return capabilities_.padded_width(result);
+}
+
+std::vector<Window> Auto::untimed(Sampler sampler, int batch) const {
+    std::vector<Window> windows = windows_.at(batch);
+    if (is_timed(sampler, batch)) return {};
+    if (other_sampler(batch) == nullptr) return windows;
+    int max_drafts = 0;  // of the windows that only verify
+    for (const Window& window : windows) {
+        if (window.groups.empty()) max_drafts = std::max(max_drafts, window.drafts);
+    }
+    // Tails differ by sampled rows and drafts: plain decoding, the widest window that only
+    // verifies, and the windows that only draft show both.
+    std::erase_if(windows, [&](const Window& window) {
+        return window.drafts > 0 && (window.drafts < max_drafts || !window.groups.empty());
+    });
+    return windows;
+}
+
+void Auto::timed(Sampler sampler, int batch, const std::vector<PassSeconds>& seconds) {
+    const std::vector<Window> windows = untimed(sampler, batch);
+    TimedPasses passes;
+    for (std::size_t i = 0; i < windows.size(); ++i)
+        passes[shape_of(windows[i], batch)] = seconds[i];
+    const PassTimes times(passes, other_sampler(batch));
+    if (const auto tuner = tuners_.find(sampler); tuner != tuners_.end()) {
+        tuner->second.add_batch(batch, times);
+    } else {
+        tuners_.emplace(sampler, Tuner(times, static_cast<int>(lookahead_.length),
+                                       stated_acceptance(lookahead_, sampler), capabilities_));
+    }
+}
+
+Tuner* Auto::find(Sampler sampler) {
+    const auto tuner = tuners_.find(sampler);
+    return tuner == tuners_.end() ? nullptr : &tuner->second;
+}
+
+const PassTimes* Auto::other_sampler(int batch) const {
+    const PassTimes* result = nullptr;
+    for (const auto& [sampler, tuner] : tuners_) {
+        if (tuner.by_batch().contains(batch)) result = &tuner.by_batch().at(batch);
+    }
+    return result;
+}
+
+}  // namespace pass

@@ -1,0 +1,243 @@
+// `--plan auto`: how long passes take, how often drafts are accepted, and which plan writes the
+// most tokens per second. It is told and asked, and runs nothing. As pass_runtime/tuning/auto.py.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/capabilities.h"
+#include "bundle/manifest.h"
+#include "bundle/window.h"
+#include "pass/options.hpp"
+
+namespace pass {
+
+// Running averages, by position i, of how often draft i is accepted if all drafts before it are.
+class Acceptance {
+   public:
+    // weight: how many passes the initial rates count for.
+    explicit Acceptance(std::vector<double> prior, double weight = 10.0);
+
+    std::vector<double> rates() const;
+    void record(int drafted, int accepted);
+    // After a pass without such drafts, the rates drift back to the initial ones.
+    void forget();
+
+   private:
+    void move_towards(std::size_t i, double rate, double share);
+
+    // By position; the last two are weighted counts of accepted and of verified drafts.
+    std::vector<double> prior_, hits_, trials_;
+};
+
+// [L] conditional rates -> [L+1]: the probabilities that the first i drafts are all accepted.
+std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
+
+// Of one sequence.
+struct Rates {
+    std::optional<Acceptance> lookahead;  // none until `auto` needs it
+    std::map<int, Acceptance> ngram;      // by the length of the match
+};
+
+using Drafts = std::vector<std::int64_t>;
+
+// One sequence before a pass. num_drafts: in its window. ngram: drafts that could replace them,
+// found by a match of `match_length` tokens.
+struct DraftState {
+    int num_drafts = 0;
+    Drafts ngram;
+    int match_length = 0;
+    Rates* rates = nullptr;
+};
+
+// What a pass did with the drafts of one sequence.
+struct Verified {
+    int drafted = 0, accepted = 0;
+    bool ngram = false;
+};
+
+struct PassSeconds {
+    double trunk = 0, tail = 0;
+};
+
+// For all slots together: rows of the windows, rows from which tokens are sampled, and drafts for
+// the next windows.
+struct PassShape {
+    int rows = 0, sampled = 0, drafts = 0;
+
+    auto operator<=>(const PassShape&) const = default;
+};
+
+inline PassShape shape_of(const Window& window, int batch = 1) {
+    return {batch * window.width(), batch * (window.drafts + 1), batch * window.next().drafts};
+}
+
+using TimedPasses = std::map<PassShape, PassSeconds>;
+
+// A piecewise linear function that never falls: lower points are raised. It is constant before the
+// first point. Beyond the last it is constant if `flat`; else it rises like the last piece, or like
+// the line through the first and the last point if that is steeper.
+class Line {
+   public:
+    explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
+    double operator()(int x) const;
+
+   private:
+    std::map<int, double> points_;
+    double rise_ = 0;  // beyond the last point
+};
+
+// Seconds of a pass by its shape: an estimate from timed passes, times a ratio for this shape,
+// times the slowness of all passes.
+class PassTimes {
+   public:
+    // other_sampler: null or the times with another sampler, whose estimate of the trunk is scaled
+    // to match `timed`, so that few shapes are enough.
+    explicit PassTimes(const TimedPasses& timed, const PassTimes* other_sampler = nullptr);
+
+    double seconds(const PassShape& shape) const;
+    // The first passes of a shape correct mostly its ratio, later ones the slowness of all shapes.
+    void record(const PassShape& shape, double seconds);
+    int max_rows() const { return max_rows_; }
+    double slowness() const { return slowness_; }
+
+   private:
+    double trunk_seconds(const PassShape& shape) const;
+
+    int max_rows_ = 0;  // of the passes that were timed
+    double slowness_ = 1.0;
+    // The estimate is their sum.
+    Line trunk_;    // by rows
+    Line adapter_;  // the trunk's extra time if the pass makes drafts, by rows
+    Line tail_;     // by sampled rows
+    Line drafts_;   // the tail's extra time, by drafts
+    std::map<PassShape, double> ratios_;
+    std::map<PassShape, int> passes_;  // how many were recorded
+};
+
+// The windows to time: a few, since pass times are nearly linear in between.
+std::vector<Window> probe_windows(int lookahead, int batch = 1);
+
+// Times each window several times, in turn. Returns the shortest times, because disturbances only
+// make passes slower.
+std::vector<PassSeconds> measure(const std::function<PassSeconds(const Window&)>& time,
+                                 const std::vector<Window>& windows);
+
+// `ar`, and the plans of at most `lookahead` drafts that `auto` chooses from. capabilities: null
+// allows every plan.
+std::vector<Plan> plans_up_to(int lookahead, const Capabilities* capabilities = nullptr);
+
+// Of a pass, if passes accept independently of each other. cumulative [L+1]: the probabilities that
+// the first i drafts are accepted.
+double expected_tokens(const Plan& plan, const std::vector<double>& cumulative);
+
+// tokens: expected of a pass in each sequence. seconds: of a pass over the batch.
+struct Choice {
+    Plan plan;
+    double tokens = 0;
+    double seconds = 0;
+
+    double rate() const { return tokens / seconds; }  // tokens per second and sequence
+};
+
+// For one sampler, over all requests of a session.
+class Tuner {
+   public:
+    // acceptance: cumulative, as the bundle states it; may be empty.
+    Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
+          std::optional<Capabilities> capabilities = {});
+
+    const std::map<int, PassTimes>& by_batch() const { return by_batch_; }  // those timed
+    void add_batch(int batch, PassTimes times) { by_batch_.emplace(batch, std::move(times)); }
+    double seconds(const Window& window, int batch = 1) const {
+        return by_batch_.at(timed_batch(batch)).seconds(shape_of(window, batch));
+    }
+
+    // verified, states: for each sequence.
+    void observe(const Window& window, int batch, double seconds,
+                 const std::vector<Verified>& verified = {},
+                 const std::vector<DraftState>& states = {});
+    // The acceptance after a match of `match_length` tokens: in one sequence, or if `own` is null,
+    // in all.
+    Acceptance& ngram(int match_length, Rates* own = nullptr);
+
+    // A new sequence starts with the look-ahead acceptance of all.
+    void join(Rates& rates) const {
+        if (!rates.lookahead) rates.lookahead.emplace(lookahead_acceptance_.rates());
+    }
+    // For sequences that have joined: the last decision, or a plan on trial. Decides from time to
+    // time, and at once for a new look-ahead or batch.
+    Choice choose(int lookahead, int batch, const std::vector<DraftState>& states);
+    // The fastest first, without windows wider than those timed.
+    std::vector<Choice> ranked(int lookahead, int batch,
+                               const std::vector<double>& cumulative) const;
+
+    // To those in its window.
+    bool prefers_ngrams(const DraftState& state, const Window& window);
+    // After `choose`: how many n-gram drafts to verify in a pass that only verifies; 0: run none.
+    // windows[i] verifies i + 1. planned: the plan's next window if it can verify n-gram drafts.
+    int ngram_count(const std::vector<DraftState>& states, const Window* planned,
+                    const std::vector<Window>& windows, int batch);
+
+   private:
+    // `trial` is tried until `passes_` reaches `trial_end`.
+    struct Decision {
+        Choice decided, trial;
+        std::int64_t trial_end = 0;
+    };
+
+    // If passes over the batch were not timed, it counts as one window with as many rows.
+    int timed_batch(int batch) const { return by_batch_.contains(batch) ? batch : 1; }
+    Decision decide(int lookahead, int batch, const std::vector<DraftState>& states);
+
+    std::map<int, PassTimes> by_batch_;
+    int lookahead_;
+    std::optional<Capabilities> capabilities_;
+    mutable std::map<int, std::vector<Plan>> plans_;  // by look-ahead
+    Acceptance lookahead_acceptance_;
+    std::map<int, Acceptance> ngrams_;
+    Choice decided_;
+    double chosen_rate_ = 0;
+    std::map<std::pair<int, int>, Decision> decisions_;  // by look-ahead and batch
+    // What `passes_` was, by the window's name and batch.
+    std::map<std::pair<std::string, int>, std::int64_t> last_ran_;
+    std::int64_t passes_ = 0;
+    std::int64_t decided_at_ = 0;  // what `passes_` was at the last decision
+    double pass_seconds_ = 0;      // of all passes so far
+    double due_seconds_ = 0;       // the next decision waits until `pass_seconds_` reaches this
+};
+
+// The tuners of a session, one for each sampler. Passes of all widths are timed with the first
+// sampler; with later ones, those that show how their tails differ. What is timed does not depend
+// on the room that sequences leave.
+class Auto {
+   public:
+    Auto(const LookaheadInfo& lookahead, Capabilities capabilities);
+
+    bool is_timed(Sampler sampler, int batch) const;
+    // The rows of the widest window to time; 0 if half the KV capacity is too small to compare two.
+    int widest(int batch) const;
+    // The windows to time over `batch` slots; call it for one slot first.
+    std::vector<Window> untimed(Sampler sampler, int batch) const;
+    // Takes the times of these windows.
+    void timed(Sampler sampler, int batch, const std::vector<PassSeconds>& seconds);
+    // Null until passes were timed.
+    Tuner* find(Sampler sampler);
+
+   private:
+    const PassTimes* other_sampler(int batch) const;
+
+    LookaheadInfo lookahead_;
+    Capabilities capabilities_;
+    // To time, by batch size. Empty if all have the same width, which tells nothing of others.
+    std::map<int, std::vector<Window>> windows_;
+    std::map<Sampler, Tuner> tuners_;
+};
+
+}  // namespace pass
