@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import onnxruntime
 from bench_peers import build_genai, open_genai, rate
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, load, read_manifest
 from pass_runtime.backends.cuda import find_device, why_no_device
+from pass_runtime.backends.ort import onnxruntime
 from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.bundle.manifest import FILE_NAME
 from pass_runtime.cli.bench import write_json
