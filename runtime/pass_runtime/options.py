@@ -19,8 +19,10 @@ from pass_runtime.errors import PassError
 from pass_runtime.text.constraint import Constraint
 
 DraftSource = Literal["lookahead", "ngram", "both"]
-MAX_BAD_WORDS, MAX_BAD_WORD_BYTES = 1024, 1 << 14
-MAX_STOPS, MAX_STOP_BYTES = 64, 1 << 12
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_BYTES = 1 << 14
+MAX_STOPS = 64
+MAX_STOP_BYTES = 1 << 12
 """All strings together have at most so many bytes."""
 MAX_SLOTS = 1024
 DEFAULT_MAX_QUEUE = 1024
