@@ -26,6 +26,7 @@ from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.measuring.real_use import (
     ALL_KINDS,
     CONTINUED_KINDS,
+    COPYING_KINDS,
     CORE_KINDS,
     EXTRA_TOKENS,
     KINDS,
@@ -303,7 +304,9 @@ def test_the_prompt_set_that_the_trainer_ships():
     assert counts == [40, 20, 20, *[17] * 6, 18]
     for values in ({prompt.seed for prompt in prompts}, {prompt.text for prompt in prompts}):
         assert len(values) == 200
-    assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
+    copying = read_prompt_set(PROMPTS, COPYING_KINDS)
+    assert [sum(prompt.kind == kind for prompt in copying) for kind in COPYING_KINDS] == [12] * 3
+    assert all(prompt.id.startswith(prompt.kind) for prompt in [*prompts, *copying])
     assert read_prompt_set(PROMPTS, CORE_KINDS) == prompts[:80]
     assert [prompt.id for prompt in read_prompt_set(PROMPTS, CORE_KINDS, each=1)] == [
         next(prompt.id for prompt in prompts if prompt.kind == kind) for kind in CORE_KINDS

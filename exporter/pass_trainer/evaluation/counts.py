@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pass_runtime.measuring.real_use import (
     ALL_KINDS,
-    KINDS,
+    ALL_NAMES,
     PassCounts,
     count_passes,
     split_at_loop,
@@ -168,7 +168,7 @@ def by_kind(
     kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int
 ) -> dict[str, SplitCounts]:
     sums = {}
-    for kind in (*KINDS, ALL_KINDS):
+    for kind in (*ALL_NAMES, ALL_KINDS):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]
         if chosen:
             zero = DraftCounts.zero(lookahead)

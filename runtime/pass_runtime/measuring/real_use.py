@@ -51,6 +51,9 @@ FIRST_LOOK_PROMPTS = Path(__file__).with_name("first_look.jsonl")
 """Of each of CORE_KINDS. No weights were trained on them."""
 CORE_KINDS = ("chat", "text", "code")
 KINDS = (*CORE_KINDS, "lists", "dialogue", "mail", "json", "markdown", "summary", "reasoning")
+COPYING_KINDS = ("edit", "quote", "reformat")
+"""Kinds whose answers copy much of the prompt. They are measured only if they are named."""
+ALL_NAMES = (*KINDS, *COPYING_KINDS)
 CONTINUED_KINDS = ("text", "code")
 """Prompts of other kinds are chat messages."""
 ALL_KINDS = "all"
@@ -97,8 +100,9 @@ def read_prompt_set(
             values = line.object()
             fields = [values.get(name) for name in ("id", "kind", "prompt")]
             are_texts = all(isinstance(value, str) and value for value in fields)
-            if not are_texts or fields[1] not in KINDS:
-                raise PassError(f'it needs an "id", a "kind" ({", ".join(KINDS)}) and a "prompt"')
+            if not are_texts or fields[1] not in ALL_NAMES:
+                names = ", ".join(ALL_NAMES)
+                raise PassError(f'it needs an "id", a "kind" ({names}) and a "prompt"')
             prompt = Prompt(*map(str, fields))
             if prompt.id in prompts:
                 raise PassError(f"an earlier line has the id {prompt.id!r}, too; ids must differ")
@@ -122,11 +126,11 @@ def encode(session: Session, prompt: Prompt) -> list[int]:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """`code,chat` -> ("chat", "code"), in the order of KINDS."""
+    """`code,chat` -> ("chat", "code"), in the order of ALL_NAMES."""
     named = text.split(",")
-    if unknown := [kind for kind in named if kind not in KINDS]:
-        raise PassError(f"--kinds has {unknown[0]!r}, which is not one of {', '.join(KINDS)}")
-    return tuple(kind for kind in KINDS if kind in named)
+    if unknown := [kind for kind in named if kind not in ALL_NAMES]:
+        raise PassError(f"--kinds has {unknown[0]!r}, which is not one of {', '.join(ALL_NAMES)}")
+    return tuple(kind for kind in ALL_NAMES if kind in named)
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
