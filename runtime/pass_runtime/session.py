@@ -67,7 +67,7 @@ class Session(OfOneProcess):
         self._finalizer = weakref.finalize(self, self._worker.close, backend.close)
 
     def close(self) -> None:
-        """Sequences decoded at a time; others wait."""
+        """Cancel all requests and free the device's memory."""
         self._finalizer()
         self._resolver.grammars.close()
 
@@ -260,8 +260,7 @@ class Session(OfOneProcess):
         return self._worker.closed or self.backend.failure is not None
 
     def usage(self) -> Usage:
-        """Raises PassError for lone surrogates, which Python makes of arguments that are not
-        UTF-8."""
+        """Return how many sequences run and wait, and how much of the KV cache they take."""
         return self._engine.usage()
 
 
@@ -281,7 +280,7 @@ def _checked_text(text: str) -> str:
 
 
 def read_tokenizer(bundle: Path) -> Tokenizer:
-    """Without the truncation and padding of older exports."""
+    """Without truncation and padding."""
     path = bundle / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -107,27 +107,23 @@ class Service:
     async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
         """Call `work` in a thread. Raises ApiError if that takes too long. size: the bytes of text
         that `work` reads."""
-        loop, is_long = asyncio.get_running_loop(), size > LONG_TEXT_BYTES
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.options.request_seconds):
-                if is_long:
-                    await self._long_text_semaphore.acquire()
-                working = loop.run_in_executor(self._executor, work)
-                if is_long:  # A thread goes on after a timeout, so only its end frees the place.
-                    working.add_done_callback(lambda _: self._long_text_semaphore.release())
-                return await asyncio.shield(working)
+                if size <= LONG_TEXT_BYTES:
+                    return await loop.run_in_executor(self._executor, work)
+                await self._long_text_semaphore.acquire()
+                working = self._executor.submit(work)
+                # A thread goes on after a timeout: only its end makes room for another long text.
+                working.add_done_callback(lambda _: _soon(loop, self._long_text_semaphore.release))
+                return await asyncio.wrap_future(working)
         except TimeoutError as error:
             raise as_api_error(error) from None
 
     async def _wait(self, future: Future[Any]) -> None:
         """Wait for a future that other requests may wait for, too."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake(_: object) -> None:
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(done.set)
-
-        future.add_done_callback(wake)
+        future.add_done_callback(lambda _: _soon(loop, done.set))
         try:
             async with asyncio.timeout(self.options.request_seconds):
                 await done.wait()
@@ -206,3 +202,8 @@ class Service:
             async with asyncio.timeout(seconds):
                 while self._active:
                     await asyncio.sleep(0.02)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(callback)

@@ -78,8 +78,9 @@ class ReasoningReader(SteppedReader):
         if cut and self._state == "beginning" and len(held.strip()) > 1:
             return []  # an opening marker that was cut off; a single "<" may begin anything
         if self._state.startswith("reasoning"):
-            if cut and "<" in held and REASONING_END.startswith(held[held.rindex("<") :]):
-                held = held[: held.rindex("<")]  # a closing marker that was cut off
+            start = held.rfind("<")
+            if cut and 0 <= start < len(held) - 1 and REASONING_END.startswith(held[start:]):
+                held = held[:start]  # a closing marker that was cut off
             held = held.rstrip()
             return [ReasoningDelta(held)] if held else []
         return [ContentDelta(held)] if held and self._state != "answer begins" else []

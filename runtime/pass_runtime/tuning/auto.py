@@ -328,7 +328,6 @@ class Tuner(OfOneProcess):
         self._capabilities = capabilities
         self.rates = Rates([*rates, *[DEFAULT_ACCEPTANCE] * max_drafts][:max_drafts])
         [self.decided] = self.choices(0)
-        self._trial = self.decided
         # by drafts and batch: decision, choice on trial, last pass of the trial
         self._decisions: dict[tuple[int, int], tuple[Choice, Choice, int]] = {}
         # by window and batch
@@ -378,13 +377,11 @@ class Tuner(OfOneProcess):
     def choose(self, drafts: int, batch: int, rates: Sequence[Rates | None] = ()) -> Choice:
         """rates: the texts'."""
         key, started = (drafts, batch), time.perf_counter()
-        self.decided, *_ = self._decisions.get(key, (self.decided,))
         enough_passes = self._passes - self._passes_at_decision >= DECISION_INTERVAL_PASSES
         if key not in self._decisions or (
             enough_passes and self._decoding_seconds >= self._next_decision_seconds
         ):
-            decided = self.decide(drafts, batch, rates)
-            self._decisions[key] = decided, self._trial, self._passes + TRIAL_PASSES
+            self.decide(drafts, batch, rates)
             self._passes_at_decision = self._passes
             # Decisions take no more than their share of the time.
             waiting_seconds = (time.perf_counter() - started) / DECISION_TIME_SHARE
@@ -397,21 +394,24 @@ class Tuner(OfOneProcess):
         own = [each.lookahead.cumulative for each in rates if each is not None]
         choices = self.choices(drafts, batch, np.mean(own, axis=0) if own else None)
         best, plain = choices[0], next(c for c in choices if not c.plan.drafts)
-        in_use = next((c for c in choices if c.plan == self.decided.plan), plain)
-        self.decided = best if best.rate >= SWITCH_MARGIN * in_use.rate else in_use
-        if self.decided.rate < DRAFT_MARGIN * plain.rate:
-            self.decided = plain
-        self._trial = self.decided
+        before, *_ = self._decisions.get((drafts, batch), (self.decided,))
+        in_use = next((c for c in choices if c.plan == before.plan), plain)
+        decided = best if best.rate >= SWITCH_MARGIN * in_use.rate else in_use
+        if decided.rate < DRAFT_MARGIN * plain.rate:
+            decided = plain
+        trial = decided
         for choice in choices if self._passes else []:
             last_run = self._last_run.get((choice.plan.windows[0], batch), -IDLE_PASSES)
-            promising = choice is plain or choice.rate >= self.decided.rate
+            promising = choice is plain or choice.rate >= decided.rate
             idle_passes = PLAIN_IDLE_PASSES if choice is plain else IDLE_PASSES
             if promising and self._passes - last_run >= idle_passes:
-                self._trial = choice
+                trial = choice
                 break
         # It counts even if a request names another plan: else it would be tried for ever.
-        self._last_run[self._trial.plan.windows[0], batch] = self._passes
-        return self.decided
+        self._last_run[trial.plan.windows[0], batch] = self._passes
+        self._decisions[drafts, batch] = decided, trial, self._passes + TRIAL_PASSES
+        self.decided = decided
+        return decided
 
     def prefers(
         self, drafts: Drafts, rates: Rates | None, rows: int, lookahead_drafts: int
@@ -430,7 +430,8 @@ class Tuner(OfOneProcess):
         windows: Sequence[Window],
     ) -> int:
         """Return how many drafts of each text to verify in a separate pass; 0 if the plan is
-        better. next_window: the plan's if it verifies drafts. windows[i] verifies i + 1 drafts."""
+        better. Rates of drafts that plain passes leave out drift back. next_window: the plan's
+        if it verifies drafts. windows[i] verifies i + 1 drafts."""
         matching = [(drafts, own or self.rates) for drafts, own in proposed if drafts is not None]
         cumulative = [rates.of(drafts).cumulative for drafts, rates in matching]
         best_rate, count = 0.0, 0
