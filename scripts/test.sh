@@ -58,7 +58,7 @@ cpp() {
 triton() {
     test_environment
     bash scripts/install_triton.sh || { not_tested Triton; return 0; }
-    pytest tests/serve/test_triton.py tests/serve/test_triton_stop.py "$@"
+    pytest tests/serve/test_triton.py "$@"
 }
 
 ray() {

@@ -5,9 +5,10 @@
 #     scripts/train.sh MODEL --minutes M [OPTION...]    # 10 minutes on a GPU; a CPU needs hours
 #     scripts/train.sh MODEL [STEPS [OPTION...]]        # 6000 steps by default
 #
-# OPTIONs are those of pass-train. A second call continues an interrupted run; weights that are
-# there are trained further. Variables: PROMPTS (`self` or files as for --data, in turn), OUTPUT,
-# TARGET, LOOKAHEAD, ADAPTER_FROM, and EVALUATE (options of `pass-train evaluate`).
+# OPTIONs are those of pass-train. A second call continues a run, a finished one too if it gets more
+# steps. In another OUTPUT, weights that are there are trained further. Variables: PROMPTS (`self` or
+# files as for --data, in turn), OUTPUT, TARGET, LOOKAHEAD, ADAPTER_FROM, and EVALUATE (options of
+# `pass-train evaluate`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?usage: scripts/train.sh MODEL [STEPS | --minutes M] [OPTION...], with a name from models/registry.toml}
@@ -22,7 +23,8 @@ environment cpu train
 
 output=${OUTPUT:-build/train/$model} target=${TARGET:-models/$model} lookahead=${LOOKAHEAD:-8}
 mkdir -p "$output" "$target"
-if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" ]; then
+# A run that began without weights, and may have put its own there, continues without.
+if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" ] && [ ! -d "$output/checkpoint" ]; then
     cp "$target/lookahead.safetensors" "$output/start.safetensors" # the trained ones replace it
 fi
 # Training for acceptance needs weights that can draft: given ones, or those of the run's first part.

@@ -352,7 +352,8 @@ def slow_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    """The models `text` and `tokens` (4 slots), and `slow` (2 slots, 30 ms a pass)."""
+    """The models `text` and `tokens` (4 slots), and `slow` (2 slots, 30 ms a pass). After SIGTERM
+    requests have 1 s."""
     from triton_server import SLOW, Triton, require_triton
 
     from pass_exporter.triton import RepositoryConfig, write_model
@@ -365,7 +366,7 @@ def triton_server(random_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
             random_bundle,
             directory / "models",
             served_model_name=name,
-            parameters={"max_batch_size": slots, "threads": 1},
+            parameters={"max_batch_size": slots, "threads": 1, "drain_seconds": 1},
             tokens=with_tokens,
             copy=with_tokens,
         )

@@ -1,5 +1,3 @@
-"""Makes a file once in a run of the tests, for all workers of pytest-xdist."""
-
 from __future__ import annotations
 
 import fcntl
@@ -17,7 +15,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Return `path`, which the first caller of all workers makes, while the others wait."""
+    """The first caller of all workers makes `path`, while the others wait."""
     with path.with_name(f"{path.name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.seek(0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,24 @@ def assert_same_text(
         written = run_tokens(session, prompt, options).token_ids
     difference = first_difference(session, prompt, options, expected, written)
     assert difference is None or difference.is_near_tie, f"{options}: {difference}"
+
+
+def assert_plans_write_plain_text(
+    session: Session,
+    prompt: list[int],
+    plain: GenerateOptions,
+    plans: Iterable[tuple[str, int | None]],
+) -> int:
+    """plain: options of plain decoding, past end tokens; plans: with their look-aheads. Returns
+    how many drafts were accepted."""
+    text, accepted = run_tokens(session, prompt, plain).token_ids, 0
+    assert len(text) == plain.max_new_tokens
+    for plan, lookahead in plans:
+        options = replace(plain, plan=plan, lookahead=lookahead)
+        stream = run_tokens(session, prompt, options)
+        accepted += stream.stats.accepted
+        assert_same_text(session, prompt, options, text, stream.token_ids)
+    return accepted
 
 
 def greedy_text(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -1,5 +1,4 @@
-"""Defines in numpy what the tails compute besides sampling: logits processors, log-probabilities,
-and the drafts of a draft head (`model.draft_head`)."""
+"""What the tails compute besides sampling, in numpy."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ def process_logits(
     factor: Floats,
     penalty: Floats,
 ) -> Floats:
-    """Return logits [B,R,V] with biases and penalties [B,P,T] of the `touched` tokens [B,T], and
-    FORBIDDEN_BIAS for tokens that are not allowed [B,P,V], in the first P rows."""
+    """logits [B,R,V], allowed [B,P,V], touched tokens and their bias [B,T], factor and penalty
+    [B,P,T], for the first P rows."""
     row_count = factor.shape[1]
     processed = logits.copy()
     ids = np.broadcast_to(touched[:, None], factor.shape)
@@ -36,8 +35,8 @@ def process_logits(
 
 
 def token_logprobs(logits: Floats, emitted: Integers, k: int) -> tuple[Floats, Integers, Floats]:
-    """Return the log-probabilities [B,E] of emitted tokens, and the ids and log-probabilities
-    [B,E,K] of the likeliest, the lower id first in a tie."""
+    """Return those of emitted tokens [B,E], and the ids and log-probabilities [B,E,K] of the
+    likeliest, the lower id first in a tie."""
     rows = logits[:, : emitted.shape[1]]
     shifted = rows - rows.max(-1, keepdims=True)
     logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
@@ -58,8 +57,7 @@ def candidates(logits: Floats) -> npt.NDArray[np.bool_]:
 
 
 def adjusted_logits(head: HeadArrays, hidden: Floats, logits: Floats, before: Integers) -> Floats:
-    """Return the logits [B,D,V] that drafts are sampled from, -inf for others than candidates.
-    before [B,D]: the token before each row."""
+    """[B,D,V], -inf for others than candidates. before [B,D]: the token before each row."""
     state = np.zeros((len(hidden), len(head.bias)), np.float32)
     table = head.table.astype(np.float32)
     rows = []
@@ -84,7 +82,7 @@ def head_drafts(
     positions: Integers,
     params: SamplingParams,
 ) -> Integers:
-    """Return the drafts [B,D] of a group of look-ahead rows."""
+    """[B,D], of a group of look-ahead rows."""
     batch, depth = positions.shape
     tokens = np.zeros((batch, 1 + depth), np.int64)  # the root, then the drafts
     tokens[:, 0] = root

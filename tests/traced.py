@@ -21,8 +21,7 @@ MAX_PARAMETERS = 4 << 20
 
 @contextmanager
 def traced_once(folder: Path) -> Iterator[None]:
-    """Replace torch.onnx.export: later traces return the first one's graph with their own
-    weights."""
+    """Later calls of torch.onnx.export return the first one's graph with their own weights."""
 
     def export(module: torch.nn.Module, inputs: Any, **options: Any) -> Any:
         if sum(parameter.numel() for parameter in module.parameters()) > MAX_PARAMETERS:
@@ -47,8 +46,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _architecture(module: Any, inputs: Any, options: dict[str, Any]) -> str:
-    """Return a hash of what determines a trunk's graph. The export fails if something is
-    missing."""
+    """Return a hash of what determines a graph. The export fails if something is missing."""
     settings = module.model.config.to_dict().items()
     config = {name: value for name, value in settings if name not in IRRELEVANT_SETTINGS}
     first_names: dict[int, str] = {}  # which weights are tied

@@ -17,8 +17,7 @@ def trunk_feed(
     lengths: Sequence[int],
     past: Sequence[np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return a trunk's inputs for a window in every slot. tokens: [B,Q or more]; those of
-    look-ahead rows are replaced. past: [B,KVH,C,D] each."""
+    """tokens: [B,Q or more]; those of look-ahead rows are replaced. past: [B,KVH,C,D] each."""
     ids = tokens[:, : window.width].copy()
     ids[:, window.width - len(window.lookahead_rows) :] = window.lookahead_ids(VOCAB_SIZE)
     feed = {

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from pass_exporter.model.draft_head import DraftHead
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import LookaheadWeights
-from pass_exporter.model.registry import ModelSource
 from pass_exporter.quantize.spec import WeightScheme
 from pass_exporter.quantize.weights import QuantizedModel, layer_name
 from pass_exporter.tails.match import build_tail
@@ -83,7 +82,7 @@ def write_tails(
             build = build_rejection_tail if by_rejection else build_tail
             model = build(window, sampler, vocab_size, arrays)
             _use_external_data(model, directory, locations)
-            tails[sampler] = _write_graph(model, directory / f"tail.{window.name}.{sampler}.onnx")
+            tails[sampler] = write_graph(model, directory / f"tail.{window.name}.{sampler}.onnx")
         infos.append(
             WindowInfo(
                 name=window.name,
@@ -123,15 +122,7 @@ def _write_head(
     }
 
 
-def write_logprobs(directory: Path, vocab_size: int) -> Graph:
-    return _write_graph(build_logprobs(vocab_size), directory / "tail.logprobs.onnx")
-
-
-def write_processors(directory: Path, vocab_size: int) -> Graph:
-    return _write_graph(build_processors(vocab_size), directory / "tail.processors.onnx")
-
-
-def _write_graph(model: ir.Model, path: Path) -> Graph:
+def write_graph(model: ir.Model, path: Path) -> Graph:
     ir.save(model, path)
     return graph_info(model, path.name)
 
@@ -140,17 +131,13 @@ def _use_external_data(
     model: ir.Model, directory: Path, locations: Mapping[str, tuple[str, int]]
 ) -> None:
     for name, (file, offset) in locations.items():
-        value = model.graph.initializers.get(name)
-        tensor = None if value is None else value.const_value
-        if value is not None and tensor is not None:
+        if name in model.graph.initializers:
+            value = model.graph.initializers[name]
+            tensor = value.const_value
+            assert tensor is not None
+            size, dtype, shape = tensor.nbytes, tensor.dtype, ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(
-                file,
-                offset,
-                tensor.nbytes,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=tensor.name or "",
-                base_dir=directory,
+                file, offset, size, dtype, shape=shape, name=name, base_dir=directory
             )
 
 
@@ -200,6 +187,9 @@ def write_manifest(
 ) -> Manifest:
     """Write tail.logprobs.onnx and tail.processors.onnx, and at last pass_config.json, with the
     hashes of all other files."""
+    vocab_size = model.vocab_size
+    logprobs = write_graph(build_logprobs(vocab_size), directory / "tail.logprobs.onnx")
+    processors = write_graph(build_processors(vocab_size), directory / "tail.processors.onnx")
     adapter, head = lookahead_weights.adapter, lookahead_weights.head
     length, record = lookahead_weights.lookahead, lookahead_weights.record
     manifest = Manifest(
@@ -221,8 +211,8 @@ def write_manifest(
         trunk=trunk,
         derived=derived,
         windows=windows,
-        logprobs=write_logprobs(directory, model.vocab_size),
-        processors=write_processors(directory, model.vocab_size),
+        logprobs=logprobs,
+        processors=processors,
         feeds=feeds(trunk, windows),
         noise=NoiseInfo.of_this_version(),
         files={path.name: file_info(path) for path in sorted(directory.iterdir())},
@@ -250,13 +240,13 @@ def _tools() -> dict[str, str]:
     return versions
 
 
-def model_info(source: ModelSource, loaded: LoadedModel, quantized: QuantizedModel) -> ModelInfo:
+def model_info(loaded: LoadedModel, quantized: QuantizedModel) -> ModelInfo:
     """Return the manifest's description of the model."""
     sizes = asdict(loaded.geometry)
     del sizes["windows"]
     return ModelInfo(
-        name=source.name,
-        source=source.description,
+        name=loaded.source.name,
+        source=loaded.source.description,
         family=loaded.model.config.model_type,
         dtype=MODEL_DTYPES[loaded.model.dtype],
         weights=quantized.spec.name,

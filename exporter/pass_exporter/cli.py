@@ -20,7 +20,7 @@ from pass_exporter.terminal import Terminal, silence_libraries
 from pass_exporter.triton import RepositoryConfig, write_model
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
-from pass_runtime.cli.flags import combined, flag_of, flags_of
+from pass_runtime.cli.flags import combined, flag_of, flags_of, parse_sizes
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_server.triton.config import PARAMETERS
@@ -34,23 +34,10 @@ class _ExportGroup(OneLineGroup):
         return ["--model MODEL [OPTIONS]", "| build BUNDLE [OPTIONS]", "| triton BUNDLE -o REPO"]
 
 
-def _parse_integers(
-    _context: click.Context, _parameter: click.Parameter, given: str | None
-) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    try:
-        return tuple(int(word) for word in given.split(","))
-    except ValueError:
-        raise click.BadParameter(
-            f"give integers separated by commas, such as 1024,256, not {given!r}"
-        ) from None
-
-
 PREFILL_WIDTHS = click.option(
     "--prefill-widths",
     metavar="N,N,...",
-    callback=_parse_integers,
+    callback=parse_sizes,
     help="Sizes of prefill chunks, in tokens.  [default: up to 2048, if memory allows]",
 )
 """`flags_of` makes no flag that needs a callback."""
@@ -67,7 +54,6 @@ ENGINE_FLAGS = combined(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option("--model", help="Registry name, hub id (owner/name), local directory, or .gguf file.")
 @model_flags
 @flags_of(ExportConfig, "lookahead", "lookahead_weights", "output", "dtype", "weights", "calibrate")
 @click.option(
@@ -99,7 +85,10 @@ def main(**options: Any) -> None:
             flag = f"--{given_names[0].replace('_', '-')}"
             raise PassError(f"put {flag} after `{context.invoked_subcommand}`, or leave it out")
         return
-    engine = _engine_config(options)
+    engine = None
+    if options["engine"] is not None:
+        values = {name: options[name] for name in _ENGINE_ONLY_OPTIONS}
+        engine = EngineConfig(force=options["force"], **values)
     if options["model"] is None:
         raise PassError(
             "name the model: pass-export --model NAME (see --help), or pass-export build BUNDLE"
@@ -152,14 +141,6 @@ def _default_dtype(model: str, revision: str | None, engine: EngineConfig | None
 _ENGINE_ONLY_OPTIONS = {field.name for field in fields(EngineConfig)} - {"force", "verify"}
 
 
-def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
-    if options["engine"] is None:
-        return None
-    return EngineConfig(
-        force=options["force"], **{name: options[name] for name in _ENGINE_ONLY_OPTIONS}
-    )
-
-
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
@@ -173,8 +154,7 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig | None:
 @one_line_errors
 def build(bundle: Path, **options: Any) -> None:
     """Build TensorRT engines for BUNDLE. Resumes an interrupted build."""
-    console = Console(stderr=True)
-    _build(bundle, EngineConfig(**options), console)
+    _build(bundle, EngineConfig(**options), Console(stderr=True))
     click.echo(bundle)
 
 
@@ -212,11 +192,7 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     required=True,
     help="Model repository, existing or new.",
 )
-@click.option(
-    "--served-model-name",
-    help="The model's name for clients.  [default: the bundle's name, with -tokens appended "
-    "for --tokens]",
-)
+@flags_of(RepositoryConfig, "served_model_name")
 @click.option(
     "--text/--tokens", "text", default=True, help="Text in and out (the default), or token ids."
 )
@@ -226,15 +202,9 @@ def _build(bundle: Path, config: EngineConfig, console: Console) -> None:
     default=True,
     help="Refer to the bundle's path (the default), or copy it.",
 )
-@click.option(
-    "--instances",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Processes, each with its own session.",
-)
+@flags_of(RepositoryConfig, "instances")
 @combined(*(flag_of(option, unset=True) for option in PARAMETERS.values()))
-@click.option("--force", is_flag=True, help="Replace an existing model with that name.")
+@flags_of(RepositoryConfig, "force")
 @one_line_errors
 def triton(text: bool, reference: bool, **options: Any) -> None:
     """Add BUNDLE to a model repository of NVIDIA's Triton Inference Server."""

@@ -31,24 +31,18 @@ class EngineConfig:
     """Options of an engine build. Raises PassError if one is out of range.
 
     engine: a name in `backends.trt.library.LIBRARIES`. capacity: of the KV cache in tokens, in
-    place of max_seq_len, prompt and output. prefill_widths: of prompt chunks; None lets the build
+    place of max_seq_len, prompt and output. prefill_widths: of prompt chunks; () lets the build
     choose.
     """
 
     label_prefix: ClassVar[str] = "--"
     engine: str
-    max_batch_size: int = option(
-        1,
-        "Most sequences per pass.",
-        allowed=f"1 to {MAX_BATCH_SIZE}",
-        ge=1,
-        le=MAX_BATCH_SIZE,
-    )
+    max_batch_size: int = option(1, "Most sequences per pass.", ge=1, le=MAX_BATCH_SIZE)
     max_seq_len: int | None = option(
         None, "Prompt + output tokens.", if_none="4096, if the model allows"
     )
     capacity: int | None = option(None, "KV cache entries per sequence, instead of --max-seq-len.")
-    prefill_widths: tuple[int, ...] | None = None
+    prefill_widths: tuple[int, ...] = ()
     workspace: int | None = option(
         None,
         "Scratch memory of kernels.",
@@ -88,13 +82,7 @@ class ExportConfig:
 
     label_prefix: ClassVar[str] = "--"
     model: str
-    lookahead: int = option(
-        4,
-        f"L, drafts per pass, 1 to {MAX_LOOKAHEAD}.",
-        allowed=f"1 to {MAX_LOOKAHEAD}",
-        ge=1,
-        le=MAX_LOOKAHEAD,
-    )
+    lookahead: int = option(4, f"L, drafts per pass, 1 to {MAX_LOOKAHEAD}.", ge=1, le=MAX_LOOKAHEAD)
     lookahead_weights: Path | None = option(
         None,
         "File that pass-train wrote, or `mean` (untrained).",
@@ -131,7 +119,6 @@ class ExportConfig:
         1.25,
         "With --verify: fail if the perplexity is more than this times the full-precision model's.",
         gt=0,
-        allowed="above 0",
     )
     force: bool = option(False, "Replace an existing bundle.")
     target: Literal["any", "cpu"] = option(

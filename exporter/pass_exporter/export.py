@@ -70,7 +70,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         if text is not None:
             progress.phase("running torch on the text")
             scores = score_text(loaded, text)  # before rounding changes the weights in place
-        codes = quantize(loaded, drafts, config.spec, source, calibration, progress)
+        codes = quantize(loaded, drafts, config.spec, calibration, progress)
         progress.phase("running torch for the check")
         cases = torch_cases(loaded.model, drafts)
         progress.phase("tracing the trunk")
@@ -82,7 +82,7 @@ def export(config: ExportConfig, progress: Progress) -> ExportReport:
         vocab_size = loaded.geometry.vocab_size
         windows = write_tails(directory, config.lookahead, vocab_size, config.rule, drafts.head)
         write_tokenizer(directory, loaded.tokenizer)
-        info = model_info(source, loaded, codes)
+        info = model_info(loaded, codes)
         manifest = write_manifest(directory, info, config.rule, drafts, trunk, derived, windows)
         # Frees the memory of the weights, which ONNX Runtime loads again for the checks.
         del loaded, drafts, codes, graph

@@ -14,6 +14,9 @@ def _refuse(_context: click.Context, parameter: click.Parameter, is_given: bool)
         raise click.UsageError(f"{parameter.opts[0]} is refused: {NO_REMOTE_CODE}")
 
 
+MODEL = click.option(
+    "--model", help="Registry name, hub id (owner/name), local directory, or .gguf file."
+)
 REVISION = click.option(
     "--revision",
     metavar="REV",
@@ -25,5 +28,5 @@ TRUST_REMOTE_CODE = click.option(
 
 
 def model_flags(command: Any) -> Any:
-    """Add --revision, and a hidden --trust-remote-code that is refused with a reason."""
-    return REVISION(TRUST_REMOTE_CODE(command))
+    """Add --model, --revision, and a hidden --trust-remote-code that is refused with a reason."""
+    return MODEL(REVISION(TRUST_REMOTE_CODE(command)))

@@ -16,6 +16,5 @@ class NotedStep(Protocol):
 
 
 class Progress(Protocol):
-    def phase(self, name: str) -> Step:
-        """Start a phase, which ends the one before. Return a Step, for phases whose steps are
-        counted."""
+    def phase(self, name: str) -> NotedStep:
+        """Start a phase, which ends the one before. Return what is called after every step."""

@@ -14,7 +14,6 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
-    TaskID,
     TextColumn,
 )
 from rich.text import Text
@@ -34,10 +33,15 @@ class Terminal:
     """Shows progress on a console. show: False prints nothing."""
 
     def __init__(self, console: Console, *, show: bool = True) -> None:
-        self._console, self._show = console, show
-        self._bars: _ProgressBars | None = (
-            _ProgressBars(console) if show and console.is_terminal else None
-        )
+        self._console, self._show, self._bars = console, show, None
+        if show and console.is_terminal:
+            self._bars = Progress(
+                SpinnerColumn(finished_text="[green]✓[/]"),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=12),
+                _PhaseStatus(),
+                console=console,
+            )
 
     def __enter__(self) -> Terminal:
         if self._bars is not None:
@@ -46,53 +50,31 @@ class Terminal:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._bars is not None:
-            self._bars.end(finished=kind is None)
+            if kind is None:
+                _finish(self._bars)
+            self._bars.stop()
 
     def phase(self, name: str) -> NotedStep:
-        if self._bars is not None:
-            return self._bars.phase(name)
-        self._print_line(name)
-        return _plain_steps(name, self._print_line)
+        bars = self._bars
+        if bars is None:
+            self._print_line(name)
+            return _plain_steps(name, self._print_line)
+        _finish(bars)
+        task = bars.add_task(name, total=None, note="")
+        return lambda done, total, note="": bars.update(
+            task, completed=done, total=total, note=note
+        )
 
     def _print_line(self, text: str) -> None:
         if self._show:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _ProgressBars:
-    def __init__(self, console: Console) -> None:
-        columns = (
-            SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=12),
-            _PhaseStatus(),
-        )
-        self._progress = Progress(*columns, console=console)
-        self._task: TaskID | None = None
-
-    def start(self) -> None:
-        self._progress.start()
-
-    def end(self, *, finished: bool) -> None:
-        if finished:
-            self._finish()
-        self._progress.stop()
-
-    def phase(self, name: str) -> NotedStep:
-        self._finish()
-        task = self._task = self._progress.add_task(name, total=None, note="")
-
-        def step(done: int, total: int, note: str = "") -> None:
-            self._progress.update(task, completed=done, total=total, note=note)
-
-        return step
-
-    def _finish(self) -> None:
-        if self._task is not None:
-            (task,) = (task for task in self._progress.tasks if task.id == self._task)
-            total = task.total or 1
-            self._progress.update(self._task, total=total, completed=total)
-            self._progress.stop_task(self._task)
+def _finish(bars: Progress) -> None:
+    for task in bars.tasks:
+        if not task.finished:
+            bars.update(task.id, total=task.total or 1, completed=task.total or 1)
+            bars.stop_task(task.id)
 
 
 class _PhaseStatus(ProgressColumn):

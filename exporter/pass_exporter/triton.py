@@ -7,13 +7,14 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pass_exporter.staging import staged_directory
 from pass_runtime.backends.open import check_load_options
 from pass_runtime.bundle.integrity import verify_files
+from pass_runtime.bundle.option import option, options_class
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 from pass_server.triton.config import TensorSpec, inputs, make_settings, outputs
@@ -37,19 +38,24 @@ directory for a change of the model, and load the model a second time.
 """
 
 
-@dataclass(frozen=True)
+@options_class
 class RepositoryConfig:
     """The options of pass-export triton. output: the repository. tokens: token ids in place of
-    text. copy: the bundle into the model's directory. instances: processes, each with a session.
-    parameters: values of config.pbtxt, by the names in `pass_server.triton.config.PARAMETERS`."""
+    text. copy: the bundle into the model's directory. parameters: values of config.pbtxt, by the
+    names in `pass_server.triton.config.PARAMETERS`."""
 
+    label_prefix: ClassVar[str] = "--"
     bundle: Path
     output: Path
-    served_model_name: str | None = None
+    served_model_name: str | None = option(
+        None,
+        "The model's name for clients.",
+        if_none="the bundle's name, with -tokens appended for --tokens",
+    )
     tokens: bool = False
     copy: bool = False
-    instances: int = 1
-    force: bool = False
+    instances: int = option(1, "Processes, each with its own session.", ge=1)
+    force: bool = option(False, "Replace an existing model with that name.")
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,8 +70,6 @@ def write_model(config: RepositoryConfig) -> Path:
     ) + ("-tokens" if config.tokens else "")
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise PassError(f"{name!r} cannot be a model's name: use letters, digits, '-', '_' and '.'")
-    if config.instances < 1:
-        raise PassError(f"--instances must be at least 1, not {config.instances}")
     # Checks the parameters; the path of the bundle does not matter here.
     settings = make_settings(BUNDLE_COPY, tokens=config.tokens, **config.parameters)
     check_load_options(config.bundle, manifest, settings.load.device, settings.load.capacity)

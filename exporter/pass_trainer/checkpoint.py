@@ -15,13 +15,6 @@ from accelerate import Accelerator
 from pass_runtime.errors import PassError
 
 CHECKPOINT, OLD_SUFFIX, STATE_FILE = "checkpoint", ".old", "progress.json"
-FLAG_NAMES = {
-    "length": "sequence-length",
-    "prompt": "prompt-tokens",
-    "chat": "chat-share",
-    "data_sha256": "data",
-}
-"""Of settings whose flag has another name."""
 RUN_LENGTH_FLAGS = ("steps", "minutes")
 """A run has one of them, which a resumed run may raise."""
 Clock = Callable[[], float]
@@ -69,7 +62,7 @@ class Checkpoint:
     def is_due(self) -> bool:
         return self._clock() - self._saved_at > 60 * self._save_minutes
 
-    def save(self, step: int, history: History) -> None:
+    def save(self, history: History) -> None:
         """Replace the checkpoint, as every process must; a crash leaves the old or the new one."""
         accelerator, partial = self._accelerator, self._path.with_suffix(".partial")
         if accelerator.is_main_process:
@@ -78,7 +71,7 @@ class Checkpoint:
         accelerator.save_state(str(partial))
         accelerator.wait_for_everyone()  # Now every process has written its file.
         if accelerator.is_main_process:
-            state = {"step": step, "settings": self.settings} | asdict(history)
+            state = {"settings": self.settings} | asdict(history)
             (partial / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
             old_path = self._path.with_suffix(OLD_SUFFIX)
             shutil.rmtree(old_path, ignore_errors=True)
@@ -95,27 +88,26 @@ class Checkpoint:
         if path is not None:
             self._check(_read_state(path))
 
-    def read(self) -> tuple[int, History]:
-        """Return the next step and the history so far; of a new run if there is no checkpoint."""
+    def read(self) -> History:
+        """Return the history so far; of a new run if there is no checkpoint."""
         run_length = {name: self.settings[name] for name in RUN_LENGTH_FLAGS}
         old_path = self._path.with_suffix(OLD_SUFFIX)
         if self._accelerator.is_main_process and find_checkpoint(self._path) == old_path:
             old_path.rename(self._path)
         self._accelerator.wait_for_everyone()
         if not self._path.is_dir():
-            return 0, History([Stage(0, **run_length)])
+            return History([Stage(0, **run_length)])
         state = _read_state(self._path)
         self._check(state)
         try:
             values = {name: state[name] for name in ("loss", "evaluations", "shards", "clock")}
             history = History([Stage(**stage) for stage in state["stages"]], **values)
-            step = int(state["step"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise _unusable(self._path, error) from None
-        stage, last = Stage(step, **run_length), history.stages[-1]
+        stage, last = Stage(len(history.loss), **run_length), history.stages[-1]
         if (stage.steps, stage.minutes) != (last.steps, last.minutes):
             history.stages.append(stage)
-        return step, history
+        return history
 
     def restore(self) -> None:
         """Load weights and optimizer state into what was prepared, if there is a checkpoint."""
@@ -126,10 +118,10 @@ class Checkpoint:
                 raise _unusable(self._path, error) from None
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        if "shards" not in state:
+        if "shards" not in state or "step" in state:
             raise PassError(
-                f"{self._path} is of a version that took text in another order; use --start with "
-                "its weights, and another -o"
+                f"{self._path} is of an earlier version; use --start with its weights, and another "
+                "-o"
             )
         saved = _flags(state["settings"])
         for flag, value in _flags(self.settings).items():
@@ -178,7 +170,7 @@ def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings and the recipe's by flag, without dashes."""
     flat = {**settings.get("recipe", {}), **settings}
     flat.pop("recipe", None)
-    return {FLAG_NAMES.get(name, name.replace("_", "-")): value for name, value in flat.items()}
+    return {name.removesuffix("_sha256").replace("_", "-"): value for name, value in flat.items()}
 
 
 def _shown(value: Any) -> str:

@@ -8,17 +8,16 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from pass_exporter.options import model_flags
 from pass_exporter.terminal import Terminal, silence_libraries
-from pass_runtime.cli.flags import PATH, flags_of, refuse_given
-from pass_runtime.cli.tables import show_table
+from pass_runtime.cli.flags import PATH, flags_of, refuse_given, take
+from pass_runtime.cli.tables import show_rows
 from pass_runtime.commands.errors import OneLineGroup, importing, one_line_errors, require
 from pass_runtime.errors import PassError
 from pass_runtime.files import to_json
 from pass_runtime.measuring.real_use import KINDS, parse_kinds, parse_temperatures
-from pass_trainer.config import Recipe, TrainConfig
+from pass_trainer.config import PROMPTS, EvaluateConfig, Recipe, TrainConfig
 from pass_trainer.corpus import SELF_NAME
 
 DATA = click.option(
@@ -27,9 +26,6 @@ DATA = click.option(
     type=PATH,
     help="Source of prompts: a text file, a directory, JSON lines, or `self` (default), with which "
     "the model writes prompts. Repeatable; each source gives the same number of prompts.",
-)
-MODEL = click.option(
-    "--model", help="Registry name, hub id (owner/name), local directory, or .gguf file."
 )
 TABLE_CHARACTERS = 110
 """Characters in a line of a table if stderr is not a terminal."""
@@ -40,7 +36,6 @@ TABLE_CHARACTERS = 110
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
-@MODEL
 @model_flags
 @DATA
 @click.option(
@@ -51,34 +46,17 @@ TABLE_CHARACTERS = 110
     *("lookahead", "adapter", "rank", "adapter_from", "head", "head_rank", "head_width", "start"),
     *("steps", "minutes", "batch", "anchors", "lr", "decay", "aim"),
 )
-@click.option(
-    "--sequences",
-    type=int,
-    help="Number of sequences of training text.  [default: 1024; with --minutes as many as the "
-    "model writes]",
-)
+@flags_of(Recipe, "sequences")
 @flags_of(TrainConfig, "held_out")
-@click.option(
-    "--sequence-length",
-    type=int,
-    default=256,
-    show_default=True,
-    help="Tokens per sequence, including its prompt.",
-)
+@flags_of(Recipe, "sequence_length")
 @click.option(
     "--prompt-tokens",
     type=(int, int),
-    default=(16, 64),
+    default=Recipe.prompt_tokens,
     show_default=True,
     help="The fewest and the most tokens of a prompt that is an excerpt.",
 )
-@click.option(
-    "--chat-share",
-    type=float,
-    default=0.25,
-    show_default=True,
-    help="Share of excerpts that become a chat message.",
-)
+@flags_of(Recipe, "chat_share")
 @click.option(
     "--temperatures",
     metavar="T,T,...",
@@ -115,22 +93,15 @@ def main(context: click.Context, /, **options: Any) -> None:
         run_length = planned_length(options["output"]) if options["resume"] else {}
         options |= run_length or {"steps": TrainConfig.steps}
     try:
-        temperatures = tuple(map(float, options.pop("temperatures").split(",")))
+        options["temperatures"] = tuple(map(float, options["temperatures"].split(",")))
     except ValueError:
         raise PassError("--temperatures must list numbers, as in 0,0.8,1") from None
-    sequences = options.pop("sequences")
-    if sequences is None and options["minutes"] is None:
-        sequences = Recipe.sequences
-    recipe = Recipe(
-        sequences=sequences,
-        length=options.pop("sequence_length"),
-        prompt=options.pop("prompt_tokens"),
-        temperatures=temperatures,
-        chat=options.pop("chat_share"),
-        seed=options["seed"],
-    )
+    if options["sequences"] is None and options["minutes"] is None:
+        options["sequences"] = Recipe.sequences
+    seed = options["seed"]
+    recipe = take(Recipe, options)
     data = options.pop("data") or (Path(SELF_NAME),)
-    config = TrainConfig(**options, data=data, recipe=recipe)
+    config = TrainConfig(**options, seed=seed, data=data, recipe=recipe)
     try:
         with Terminal(Console(stderr=True), show=is_main()) as progress:
             report = run(config, progress)
@@ -141,13 +112,12 @@ def main(context: click.Context, /, **options: Any) -> None:
         )
         raise
     if is_main():
-        _print_agreement("held-out sequences, greedy", report.agreement, config.lookahead)
+        _print_agreement(report.agreement, config.lookahead)
         click.echo(report.weights)
 
 
 @main.command()
 @click.argument("weights", type=PATH, required=False)
-@MODEL
 @model_flags
 @click.option(
     "--prompts", type=PATH, help='JSON lines with "id", "kind" (see --kinds) and "prompt".'
@@ -155,30 +125,14 @@ def main(context: click.Context, /, **options: Any) -> None:
 @click.option(
     "--kinds", default=",".join(KINDS), show_default=True, help="Kinds of prompts to answer."
 )
-@click.option(
-    "--each", type=click.IntRange(1), help="Number of prompts of each kind.  [default: all]"
-)
-@click.option(
-    "--tokens", type=int, default=128, show_default=True, help="Tokens to measure per answer."
-)
+@flags_of(EvaluateConfig, "each", "tokens")
 @click.option(
     "--temperatures",
     default="0,0.8,1.0",
     show_default=True,
     help="Temperatures to measure; 0 is greedy.",
 )
-@click.option(
-    "--top-k", type=int, default=0, show_default=True, help="Top-k of sampled answers; 0 is off."
-)
-@flags_of(TrainConfig, "lookahead")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bf16", "fp32"]),
-    default="fp32",
-    show_default=True,
-    help="Dtype of the model.",
-)
-@flags_of(TrainConfig, "device")
+@flags_of(EvaluateConfig, "top_k", "lookahead", "dtype", "device")
 @click.option(
     "--record", is_flag=True, help="Write the results into WEIGHTS and the model card beside it."
 )
@@ -201,7 +155,7 @@ def evaluate(
         from pass_trainer.evaluation import evaluate as evaluation
         from pass_trainer.evaluation.card import check_recordable, write_results
         from pass_trainer.evaluation.counts import report_as_json
-    config = evaluation.EvaluateConfig(**options, prompts=prompts or evaluation.PROMPTS)
+    config = EvaluateConfig(**options, prompts=prompts or PROMPTS)
     if record:
         check_recordable(config)
     with Terminal(Console(stderr=True)) as progress:
@@ -218,15 +172,10 @@ def evaluate(
 def _print_evaluation(report: dict[str, Any]) -> None:
     from pass_trainer.evaluation.card import HEADINGS, rows_of
 
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        # Cells of the first four columns have spaces, at which they would wrap.
-        table.add_column(heading, no_wrap=heading in HEADINGS[:4])
-    for row in rows_of(report):
-        table.add_row(*row)
     console = Console(stderr=True)
     console.width = console.width if console.is_terminal else TABLE_CHARACTERS
-    show_table(console, table)
+    rows = [dict(zip(HEADINGS, row, strict=True)) for row in rows_of(report)]
+    show_rows("", rows, HEADINGS[:4], console)
 
 
 def _refuse_unused_options(options: dict[str, Any]) -> None:
@@ -243,15 +192,16 @@ def _quiet_libraries() -> None:
     silence_libraries()
 
 
-def _print_agreement(name: str, agreement: Any, lookahead: int) -> None:
-    table = Table()
-    headings = ("", "places", f"agreement at 1..{lookahead}", "accepted")
-    for heading in (*headings, "tau two-pass", "tau fused"):
-        table.add_column(heading, no_wrap=heading == "")
-    match = " ".join(f"{value:.2f}" for value in agreement.match)
-    tau = (f"{value:.2f}" for plan, value in agreement.tau().items() if plan != "ar")
-    table.add_row(name, str(agreement.places), match, f"{agreement.accepted:.2f}", *tau)
-    show_table(Console(stderr=True), table)
+def _print_agreement(agreement: Any, lookahead: int) -> None:
+    tau = agreement.tau()
+    cells = {
+        "places": str(agreement.places),
+        f"agreement at 1..{lookahead}": " ".join(f"{value:.2f}" for value in agreement.match),
+        "accepted": f"{agreement.accepted:.2f}",
+        "tau two-pass": f"{tau['two-pass']:.2f}",
+        "tau fused": f"{tau['fused']:.2f}",
+    }
+    show_rows("held-out sequences, greedy", [cells], console=Console(stderr=True))
 
 
 if __name__ == "__main__":

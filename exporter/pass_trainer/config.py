@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pass_runtime.bundle.option import option, options_class
+from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.bundle.window import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
+from pass_runtime.measuring.real_use import KINDS, read_prompt_set
 
 AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "int8"]
@@ -19,24 +21,32 @@ HEAD_RANK, HEAD_WIDTH = 96, 384
 """Default sizes of a new draft head. Larger ones cost a CPU more than they gain."""
 MAX_HELD_OUT = 32
 """At most so many sequences are held out by default."""
+LOOKAHEAD_HELP = f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}."
+DEVICE_HELP = "auto, cpu or cuda."
+PROMPTS = Path(__file__).with_name("prompts") / "evaluation.jsonl"
 
 
-@dataclass(frozen=True)
+@options_class
 class Recipe:
-    """How sequences are made. sequences: None is as many as a run with --minutes has time for.
-    length: the most tokens, prompt included. prompt: the fewest and the most tokens of an excerpt.
-    temperatures: of shards, in turn. chat: the share of excerpts that become a chat message."""
+    """How sequences are made. prompt_tokens: the fewest and the most tokens of an excerpt.
+    temperatures: of shards, in turn."""
 
-    sequences: int | None = 1024
-    length: int = 256
-    prompt: tuple[int, int] = (16, 64)
+    label_prefix: ClassVar[str] = "--"
+    sequences: int | None = option(
+        1024,
+        "Number of sequences of training text.",
+        if_none="1024; with --minutes as many as the model writes",
+        ge=2,
+    )
+    sequence_length: int = option(256, "Tokens per sequence, including its prompt.")
+    prompt_tokens: tuple[int, int] = (16, 64)
     temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
-    chat: float = 0.25
+    chat_share: float = option(0.25, "Share of excerpts that become a chat message.", ge=0, le=1)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        fewest, most = self.prompt
-        if not 1 <= fewest <= most < self.length:
+        fewest, most = self.prompt_tokens
+        if not 1 <= fewest <= most < self.sequence_length:
             raise PassError(
                 f"--prompt-tokens {fewest} {most}: give the fewest, then the most, below "
                 "--sequence-length"
@@ -44,15 +54,11 @@ class Recipe:
         for temperature in self.temperatures:
             if not 0 <= temperature < 100:
                 raise PassError(f"--temperatures must be 0 to below 100, not {temperature}")
-        if not 0 <= self.chat <= 1:
-            raise PassError(f"--chat-share must be 0 to 1, not {self.chat}")
-        if self.sequences is not None and self.sequences < 2:
-            raise PassError(f"--sequences must be at least 2, not {self.sequences}")
 
     @property
     def max_message_tokens(self) -> int:
         """The most tokens of a prompt that is a chat message: half of a sequence."""
-        return self.length // 2
+        return self.sequence_length // 2
 
 
 @options_class
@@ -64,13 +70,7 @@ class TrainConfig:
     model: str
     data: tuple[Path, ...]
     output: Path
-    lookahead: int = option(
-        4,
-        f"Number of look-ahead rows (L), 1 to {MAX_LOOKAHEAD}.",
-        allowed=f"1 to {MAX_LOOKAHEAD}",
-        ge=1,
-        le=MAX_LOOKAHEAD,
-    )
+    lookahead: int = option(4, LOOKAHEAD_HELP, ge=1, le=MAX_LOOKAHEAD)
     adapter: AdapterKind = option("none", "Adapter for look-ahead rows.")
     rank: int = option(32, "Rank of the adapter.", ge=1)
     adapter_from: int = option(0, "First layer with an adapter, from 0.", ge=0)
@@ -147,7 +147,7 @@ class TrainConfig:
         lt=2**32,
     )
     dtype: TrainDtype = option("bf16", "Dtype of the frozen model.")
-    device: str = option("auto", "auto, cpu or cuda.")
+    device: str = option("auto", DEVICE_HELP)
     resume: bool = option(False, "Continue from the last checkpoint in --output, if there is one.")
     checkpoint_minutes: float = option(
         5.0,
@@ -188,3 +188,38 @@ class TrainConfig:
             del values["revision"]
         values["start"] = None if self.start is None else self.start.name
         return values
+
+
+@options_class
+class EvaluateConfig:
+    """Options of an evaluation. Raises PassError if one is out of range. weights: a file that
+    pass-train wrote; None for the untrained baseline."""
+
+    label_prefix: ClassVar[str] = "--"
+    model: str
+    weights: Path | None = None
+    prompts: Path = PROMPTS
+    tokens: int = option(128, "Tokens to measure per answer.", ge=2)
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    top_k: int = option(0, "Top-k of sampled answers; 0 is off.")
+    lookahead: int = option(4, LOOKAHEAD_HELP, ge=1, le=MAX_LOOKAHEAD)
+    kinds: tuple[str, ...] = KINDS
+    each: int | None = option(None, "Number of prompts of each kind.", if_none="all", ge=1)
+    dtype: TrainDtype = option("fp32", "Dtype of the model.")
+    device: str = option("auto", DEVICE_HELP)
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        for temperature in self.temperatures:
+            SamplingParams(temperature, self.top_k)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "weights": None if self.weights is None else str(self.weights),
+            "prompts": len(read_prompt_set(self.prompts, self.kinds, self.each)),
+            "tokens": self.tokens,
+            "top_k": self.top_k,
+            "lookahead": self.lookahead,
+            "dtype": self.dtype,
+        }

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pass_exporter.model.adapter import Adapter, truncated
-from pass_exporter.model.draft_head import DraftHead, new_head, widened
+from pass_exporter.model.draft_head import DraftHead, new_head
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import LookaheadWeights, mean_embedding, read_lookahead
 from pass_runtime.errors import PassError
@@ -63,12 +63,9 @@ def _head(
         return new_head(
             embeddings, config.head_rank or HEAD_RANK, config.head_width or HEAD_WIDTH, generator
         )
-    rank, width = config.head_rank or head.rank, config.head_width or head.width
-    if rank < head.rank or width < head.width:
+    if (config.head_rank or head.rank, config.head_width or head.width) != (head.rank, head.width):
         raise PassError(
             f"{config.start} has a head with --head-rank {head.rank} --head-width {head.width}; "
-            "give the same or larger sizes, or none"
+            "give the same sizes, or none"
         )
-    if (rank, width) == (head.rank, head.width):
-        return head.requires_grad_(True)
-    return widened(head, embeddings, rank, width, generator)
+    return head.requires_grad_(True)

@@ -79,14 +79,11 @@ def replace_section(text: str, name: str, content: str) -> str | None:
 
 def card(record: TrainingRecord, agreement: Agreement) -> str:
     """Return the model card in Markdown. `pass-train evaluate --record` fills its first section."""
-    adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
-    head = f", draft head rank {record.head_rank}" if record.head_rank else ""
     shares = zip(agreement.match, agreement.top4, agreement.cumulative, strict=True)
     settings = record.recipe
     return CARD_TEMPLATE.read_text(encoding="utf-8").format(
         record=record,
         settings=settings,
-        parts=f"{adapter}{head}",
         places=agreement.places,
         rows="\n".join(
             f"| {draft} | {match:.3f} | {top4:.3f} | {cumulative:.3f} |"

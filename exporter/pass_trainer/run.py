@@ -6,10 +6,11 @@ import hashlib
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,12 +24,12 @@ from pass_exporter.model.lookahead import (
     write_lookahead,
 )
 from pass_exporter.model.registry import ModelSource, resolve
-from pass_exporter.progress import NotedStep
+from pass_exporter.progress import NotedStep, Progress
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.errors import PassError
 from pass_trainer.checkpoint import CHECKPOINT, Checkpoint, Clock, History, find_checkpoint
 from pass_trainer.config import MAX_HELD_OUT, TrainConfig
-from pass_trainer.corpus import digest, read_sources
+from pass_trainer.corpus import TextSource, digest, read_sources
 from pass_trainer.drafter import Drafter
 from pass_trainer.held_out import Agreement, measure
 from pass_trainer.initial import make_drafter
@@ -43,12 +44,6 @@ CHECKPOINTS = 10
 RECORDED_TOOLS = ("pass-toolkit", "torch", "transformers", "accelerate")
 
 
-class TrainProgress(Protocol):
-    """Shows the phases of a run. A phase's NotedStep is called after every step."""
-
-    def phase(self, name: str) -> NotedStep: ...
-
-
 @dataclass(frozen=True)
 class TrainReport:
     weights: Path
@@ -56,7 +51,7 @@ class TrainReport:
     agreement: Agreement
 
 
-def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monotonic) -> TrainReport:
+def run(config: TrainConfig, progress: Progress, clock: Clock = time.monotonic) -> TrainReport:
     """Train look-ahead weights. Raises PassError for a user's errors. clock: times the run."""
     schedule = Schedule(config.steps, config.minutes, clock)
     check_output(config)
@@ -73,12 +68,11 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     batch = config.batch or batch_size(memory, loaded.geometry, inner, config)
     config = replace(config, batch=batch)
     checkpoint = make_checkpoint(config, digest(sources), accelerator, clock)
-    checkpoint.check()
     longest = loaded.geometry.max_capacity
-    if config.recipe.length > longest:
+    if config.recipe.sequence_length > longest:
         raise PassError(
             f"--sequence-length must be at most {longest}, the longest sequence of {source.name}, "
-            f"not {config.recipe.length}"
+            f"not {config.recipe.sequence_length}"
         )
     # `make_drafter` may raise PassError, so it comes before hours of writing text.
     drafter = make_drafter(config, loaded)
@@ -88,9 +82,9 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
     except OSError as error:
         raise PassError(f"cannot write to {config.output}: {error.strerror}") from None
     drafter.to(accelerator.device)
-    distiller, directory = make_distiller(config, loaded, accelerator, progress)
+    distiller, directory = make_distiller(config, sources, loaded, accelerator, progress)
     distiller.check()
-    step, history = checkpoint.read()
+    history = checkpoint.read()
     written = progress.phase("writing training text")
     history.shards = write_text(
         distiller, directory, accelerator, schedule, history.shards, written
@@ -126,7 +120,6 @@ def run(config: TrainConfig, progress: TrainProgress, clock: Clock = time.monoto
         evaluate,
         checkpoint,
         schedule,
-        step,
         history,
     )
     steps = len(history.loss)
@@ -160,19 +153,23 @@ def make_checkpoint(
 
 
 def make_distiller(
-    config: TrainConfig, loaded: LoadedModel, accelerator: Accelerator, progress: TrainProgress
+    config: TrainConfig,
+    sources: Sequence[TextSource | None],
+    loaded: LoadedModel,
+    accelerator: Accelerator,
+    progress: Progress,
 ) -> tuple[Distiller, Path]:
     """Return the distiller of a run and the directory of its shards."""
     cache = cache_directory() / "distilled" / model_cache_key(loaded.model)
-    length, writer = config.recipe.length, TorchTextWriter(loaded.model, loaded.eos_token_ids)
-    chosen: TextWriter = writer
+    length = config.recipe.sequence_length
+    writer: TextWriter = TorchTextWriter(loaded.model, loaded.eos_token_ids)
     if text_writer_name(config, accelerator) == BundleTextWriter.name:
-        chosen = BundleTextWriter(config.model, cache, length, progress, revision=config.revision)
+        writer = BundleTextWriter(config.model, cache, length, progress, revision=config.revision)
     distiller = Distiller(
-        chosen,
+        writer,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        read_sources(config.data),
+        sources,
         config.recipe,
         shard_size(device_bytes(accelerator.device), loaded.geometry, length),
     )

@@ -42,7 +42,7 @@ def batch_size(
     # A row keeps about 6 tensors of the hidden size and 5 of the inner size in each layer for its
     # backward pass, in 16 bits.
     row_bytes = geometry.layers * 2 * (6 * geometry.hidden_size + 5 * intermediate)
-    sequence_bytes = rows * row_bytes + config.recipe.length * _kv_bytes(geometry)
+    sequence_bytes = rows * row_bytes + config.recipe.sequence_length * _kv_bytes(geometry)
     return min(max(int(memory * TRAINING_SHARE / sequence_bytes), 1), MAX_BATCH)
 
 

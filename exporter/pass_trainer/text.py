@@ -1,6 +1,5 @@
 """Makes training text: the model continues prompts, its own or excerpts of a corpus, into files of
-many sequences each, the shards. Their directory's name is a hash of all that they depend on but
-their number, so that later runs reuse them."""
+many sequences each, the shards, which later runs with the same settings reuse."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from pass_runtime.files import write_whole
 from pass_trainer.config import Recipe
 from pass_trainer.corpus import TextSource, digest
 from pass_trainer.loops import loop_starts
-from pass_trainer.writers import TextWriter, chat_prompt, plain_ids
+from pass_trainer.writers import TextWriter, chat_prompt, message_ids, plain_ids
 
 SHARD_SEQUENCES = 64
 """The sequences of a shard if a CPU writes them."""
@@ -67,13 +66,12 @@ class Distiller:
 
     @property
     def shard_count(self) -> int | None:
-        """The number of all shards; None if the recipe sets no number of sequences."""
+        """None if the recipe sets no number of sequences."""
         sequences = self.recipe.sequences
         return None if sequences is None else -(-sequences // self.shard_size)
 
     @property
     def directory_name(self) -> str:
-        """The name of the shards' directory."""
         recipe = asdict(self.recipe) | {"sequences": None}
         key = json.dumps([self.writer.name, digest(self.sources), recipe, self.shard_size])
         return hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -98,9 +96,8 @@ class Distiller:
             raise PassError(
                 f"{directory} is damaged ({error}); delete it, and it will be made again"
             ) from None
-        tensors = {name: torch.cat([file[name] for file in files]) for name in files[0]}
         return Sequences(
-            tensors["tokens"].long(), tensors["prompts"].long(), tensors["lengths"].long()
+            **{name: torch.cat([file[name] for file in files]).long() for name in files[0]}
         )
 
     def _size(self, shard: int) -> int:
@@ -113,13 +110,14 @@ class Distiller:
         return directory / f"shard-{shard:05d}{part}.safetensors"
 
     def _make_shard(self, shard: int) -> dict[str, torch.Tensor]:
-        """Return `tokens` [n,N], and the lengths of `prompts` [n] and whole sequences, `lengths`
-        [n], all int32. A text that begins to repeat itself is cut there."""
+        """Return the tensors of `Sequences` in int32. A text that begins to repeat itself is cut
+        there."""
         rng, recipe = random.Random(f"{self.recipe.seed} {shard}"), self.recipe
         prompts = self._prompts(rng, shard * self.shard_size, self._size(shard))
-        temperature, top_p = recipe.temperatures[shard % len(recipe.temperatures)], 1.0
-        texts = self.writer.write(prompts, recipe.length, temperature, top_p, rng.getrandbits(31))
-        tokens = torch.zeros(len(texts), recipe.length, dtype=torch.int32)
+        length = recipe.sequence_length
+        temperature = recipe.temperatures[shard % len(recipe.temperatures)]
+        texts = self.writer.write(prompts, length, temperature, 1.0, rng.getrandbits(31))
+        tokens = torch.zeros(len(texts), length, dtype=torch.int32)
         lengths = torch.zeros(len(texts), dtype=torch.int32)
         loops = loop_starts(
             [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
@@ -130,7 +128,7 @@ class Distiller:
             lengths[row] = len(kept)
         return {
             "tokens": tokens,
-            "prompts": torch.tensor([*map(len, prompts)], dtype=torch.int32),
+            "prompt_lengths": torch.tensor([*map(len, prompts)], dtype=torch.int32),
             "lengths": lengths,
         }
 
@@ -151,33 +149,29 @@ class Distiller:
 
     def _message(self, rng: random.Random, source: TextSource) -> list[int]:
         for _ in range(MAX_DRAWS):
-            text = rng.choice(source.documents)
-            if self.tokenizer.chat_template:
-                ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, text))
-            else:
-                ids = list(self.tokenizer(text)["input_ids"])
+            ids = message_ids(self.tokenizer, rng.choice(source.documents))
             if len(ids) <= self.recipe.max_message_tokens:
                 return ids
         raise PassError(f"{source.name}: its messages are too long; use a larger --sequence-length")
 
     def _excerpt(self, rng: random.Random, source: TextSource) -> list[int]:
-        as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat
-        size = rng.randint(*self.recipe.prompt)
+        as_chat = bool(self.tokenizer.chat_template) and rng.random() < self.recipe.chat_share
+        fewest, most = self.recipe.prompt_tokens
+        size = rng.randint(fewest, most)
         for _ in range(MAX_DRAWS):
             text = source.excerpt(rng, size * MAX_CHARACTERS_PER_TOKEN)
             ids = list(self.tokenizer(text, add_special_tokens=not as_chat)["input_ids"])[:size]
-            if len(ids) >= self.recipe.prompt[0]:
+            if len(ids) >= fewest:
                 break
         else:
             raise PassError(
-                f"{source.name}: no text is long enough for a prompt of {self.recipe.prompt[0]} "
-                "tokens (--prompt-tokens)"
+                f"{source.name}: no text is long enough for a prompt of {fewest} tokens "
+                "(--prompt-tokens)"
             )
-        return self._as_chat(ids) if as_chat else ids
-
-    def _as_chat(self, ids: list[int]) -> list[int]:
-        text = chat_prompt(self.tokenizer, self.tokenizer.decode(ids))
-        return plain_ids(self.tokenizer, text)[: self.recipe.max_message_tokens]
+        if not as_chat:
+            return ids
+        message = self.tokenizer.decode(ids)
+        return message_ids(self.tokenizer, message)[: self.recipe.max_message_tokens]
 
 
 @dataclass(frozen=True)
@@ -210,7 +204,7 @@ class SelfPrompts:
             )
             for text in texts:
                 if message := self._message(text[len(opening) :]):
-                    ids = plain_ids(self.tokenizer, chat_prompt(self.tokenizer, message))
+                    ids = message_ids(self.tokenizer, message)
                     if len(ids) <= self.max_tokens:
                         prompts[tuple(ids)] = None
             if len(prompts) >= count:

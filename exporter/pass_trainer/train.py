@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,6 @@ TEXT_SHARE = 0.45
 """Of a run with --minutes, to write text."""
 WRITING_SECONDS = 5.0
 """Kept at the end of a run with --minutes to write weights, curves and card."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ class Schedule:
         seconds = self.now() - self._steps_start
         self._own = replace(self._own, stepping=max(self._own.stepping, seconds))
 
-    def timed(self, what: str, work: Callable[[], T]) -> T:
-        """Do `work`, and note how long it took as Times.<what>."""
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Note how long the block took as Times.<what>."""
         start = self.now()
-        result = work()
+        yield
         self._own = replace(self._own, **{what: max(getattr(self._own, what), self.now() - start)})
         if what == "measuring":
             self._own = replace(self._own, measured=self.now())
         self._steps_start = self.now()
-        return result
 
     def has_time_for_text(self) -> bool:
         return self._minutes is None or self.now() < TEXT_SHARE * 60 * self._minutes
@@ -176,25 +176,26 @@ def train(
     measure: Callable[[int], dict[str, Any]],
     checkpoint: Checkpoint,
     schedule: Schedule,
-    step: int,
     history: History,
 ) -> None:
-    """Train `drafter` in place from `step` to the end of `schedule`, and continue `history`.
+    """Train `drafter` in place to the end of `schedule`, and continue `history`.
 
     on_step(steps done, share done, loss): is called at every look. measure(steps done): measures
     held-out sequences.
     """
-    optimizer = make_optimizer(drafter, config.lr)
+    step, optimizer = len(history.loss), make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     checkpoint.restore()
     schedule.begin_training(history.clock)
 
     def evaluate() -> None:
-        history.evaluations.append(schedule.timed("measuring", lambda: measure(step)))
+        with schedule.timed("measuring"):
+            history.evaluations.append(measure(step))
 
     def save() -> None:
         history.clock = asdict(schedule.times())
-        schedule.timed("saving", lambda: checkpoint.save(step, history))
+        with schedule.timed("saving"):
+            checkpoint.save(history)
 
     if schedule.by_clock and not history.evaluations:
         evaluate()  # This measures how much time to keep for the last evaluation.

@@ -133,6 +133,13 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def message_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return the token ids of a user's message, in the chat template if there is one."""
+    if not tokenizer.chat_template:
+        return list(tokenizer(text)["input_ids"])
+    return plain_ids(tokenizer, chat_prompt(tokenizer, text))
+
+
 @torch.no_grad()
 def continue_prompts(
     model: PreTrainedModel,

@@ -60,6 +60,6 @@ struct Sums {
 
 }  // namespace
 
-extern const Kernels AVX2 = {"avx2",   TILE_ROWS, round_row, product_tile, dense,  add_norm, rotate,    gate,      attend,       join,   unpack_column};
+extern const Kernels AVX2 = variant("avx2");
 
 }  // namespace pass

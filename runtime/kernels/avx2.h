@@ -5,10 +5,6 @@ constexpr int LANES = 8, TILE_ROWS = 4, SCORE_ROWS = 4, VALUE_ROWS = 2, DENSE_RO
 inline F set(float x) { return _mm256_set1_ps(x); }
 inline F load(const float* x) { return _mm256_loadu_ps(x); }
 inline void store(float* y, F x) { _mm256_storeu_ps(y, x); }
-inline F add(F a, F b) { return _mm256_add_ps(a, b); }
-inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-inline F div(F a, F b) { return _mm256_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min(F a, F b) { return _mm256_min_ps(a, b); }

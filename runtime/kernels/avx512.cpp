@@ -12,10 +12,6 @@ constexpr int LANES = 16, TILE_ROWS = 12, SCORE_ROWS = 12, VALUE_ROWS = 4, DENSE
 inline F set(float x) { return _mm512_set1_ps(x); }
 inline F load(const float* x) { return _mm512_loadu_ps(x); }
 inline void store(float* y, F x) { _mm512_storeu_ps(y, x); }
-inline F add(F a, F b) { return _mm512_add_ps(a, b); }
-inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
@@ -118,8 +114,6 @@ void transpose_keys(const float* keys, int count, int size, float* y) {
 
 }  // namespace
 
-extern const Kernels AVX512 = {"avx512-vnni", TILE_ROWS, round_row, product_tile, dense,
-                               add_norm, rotate,    gate,         attend,
-                               join,          unpack_column};
+extern const Kernels AVX512 = variant("avx512-vnni");
 
 }  // namespace pass

@@ -38,6 +38,6 @@ struct Sums {
 
 }  // namespace
 
-extern const Kernels AVXVNNI = {"avx-vnni", TILE_ROWS, round_row, product_tile, dense,  add_norm, rotate,    gate,      attend,       join,   unpack_column};
+extern const Kernels AVXVNNI = variant("avx-vnni");
 
 }  // namespace pass

@@ -16,9 +16,15 @@ Function* entry(ort::Entry place) {
     return reinterpret_cast<Function*>(const_cast<void*>(api[place]));
 }
 
+// Calls a function that returns a status. The arguments have exactly the types of its parameters.
+template <class... Arguments>
+ort::Status* status_of(ort::Entry place, Arguments... arguments) {
+    return entry<ort::Status*(Arguments...)>(place)(arguments...);
+}
+
 ort::Status* refuse(const char* message) {
     constexpr int INVALID_ARGUMENT = 2;
-    return entry<ort::Status*(int, const char*)>(ort::CreateStatus)(INVALID_ARGUMENT, message);
+    return status_of(ort::CreateStatus, INVALID_ARGUMENT, message);
 }
 
 // Memory of a thread that grows and is used again by the next operator.
@@ -82,18 +88,14 @@ class Call {
 
     Tensor input(size_t index) const {
         const ort::Value* value = nullptr;
-        entry<ort::Status*(ort::Context*, size_t, const ort::Value**)>(
-            ort::KernelContext_GetInput)(context_, index, &value);
+        status_of(ort::KernelContext_GetInput, context_, index, &value);
         Tensor tensor;
         if (value == nullptr) return tensor;
         ort::ShapeInfo* info = nullptr;
-        entry<ort::Status*(const ort::Value*, ort::ShapeInfo**)>(ort::GetTensorTypeAndShape)(value,
-                                                                                            &info);
-        entry<ort::Status*(const ort::ShapeInfo*, size_t*)>(ort::GetDimensionsCount)(
-            info, &tensor.shape.rank);
+        status_of(ort::GetTensorTypeAndShape, value, &info);
+        status_of(ort::GetDimensionsCount, info, &tensor.shape.rank);
         if (tensor.shape.rank > 8) tensor.shape.rank = 8;
-        entry<ort::Status*(const ort::ShapeInfo*, int64_t*, size_t)>(ort::GetDimensions)(
-            info, tensor.shape.size, tensor.shape.rank);
+        status_of(ort::GetDimensions, info, &tensor.shape.size[0], tensor.shape.rank);
         entry<void(ort::ShapeInfo*)>(ort::ReleaseTensorTypeAndShapeInfo)(info);
         tensor.data = memory(const_cast<ort::Value*>(value));
         static const char nothing = 0;  // a tensor without elements may have no memory
@@ -104,8 +106,7 @@ class Call {
     // Null if nobody reads the output.
     float* output(size_t index, const Shape& shape) const {
         ort::Value* value = nullptr;
-        entry<ort::Status*(ort::Context*, size_t, const int64_t*, size_t, ort::Value**)>(
-            ort::KernelContext_GetOutput)(context_, index, shape.size, shape.rank, &value);
+        status_of(ort::KernelContext_GetOutput, context_, index, &shape.size[0], shape.rank, &value);
         return value == nullptr ? nullptr : static_cast<float*>(memory(value));
     }
 
@@ -116,16 +117,18 @@ class Call {
             task(0);
             return;
         }
-        const auto run = [](void* data, size_t i) { (*static_cast<const Task*>(data))(i); };
-        entry<ort::Status*(const ort::Context*, void (*)(void*, size_t), size_t, size_t, void*)>(
-            ort::KernelContext_ParallelFor)(context_, run, count, count < 32 ? count : 32,
-                                            const_cast<Task*>(&task));
+        void (*run)(void*, size_t) = [](void* data, size_t i) {
+            (*static_cast<const Task*>(data))(i);
+        };
+        const size_t most_parts = count < 32 ? count : 32;
+        void* data = const_cast<Task*>(&task);
+        status_of(ort::KernelContext_ParallelFor, context_, run, count, most_parts, data);
     }
 
    private:
     static void* memory(ort::Value* value) {
         void* data = nullptr;
-        entry<ort::Status*(ort::Value*, void**)>(ort::GetTensorMutableData)(value, &data);
+        status_of(ort::GetTensorMutableData, value, &data);
         return data;
     }
 
@@ -137,25 +140,20 @@ class Attributes {
     explicit Attributes(const ort::Info* info) : info_(info) {}
 
     int64_t number(const char* name, int64_t missing) const {
-        int64_t value = missing;
-        return kept(entry<ort::Status*(const ort::Info*, const char*, int64_t*)>(
-                   ort::KernelInfoGetAttribute_int64)(info_, name, &value))
-                   ? value
-                   : missing;
+        return value(ort::KernelInfoGetAttribute_int64, name, missing);
     }
     float real(const char* name, float missing) const {
-        float value = missing;
-        return kept(entry<ort::Status*(const ort::Info*, const char*, float*)>(
-                   ort::KernelInfoGetAttribute_float)(info_, name, &value))
-                   ? value
-                   : missing;
+        return value(ort::KernelInfoGetAttribute_float, name, missing);
     }
 
    private:
-    static bool kept(ort::Status* status) {
-        if (status == nullptr) return true;
+    template <class T>
+    T value(ort::Entry read, const char* name, T missing) const {
+        T value = missing;
+        ort::Status* status = status_of(read, info_, name, &value);
+        if (status == nullptr) return value;
         entry<void(ort::Status*)>(ort::ReleaseStatus)(status);
-        return false;
+        return missing;
     }
 
     const ort::Info* info_;

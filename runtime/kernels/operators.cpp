@@ -156,10 +156,7 @@ template <class... Ops>
 ort::Status* add(ort::Domain* domain) {
     ort::Status* status = nullptr;
     const auto add_one = [&](const ort::CustomOp& op) {
-        if (status == nullptr) {
-            status = entry<ort::Status*(ort::Domain*, const ort::CustomOp*)>(ort::CustomOpDomain_Add)(
-                domain, &op);
-        }
+        if (status == nullptr) status = status_of(ort::CustomOpDomain_Add, domain, &op);
     };
     static const struct : Registered<Ops>... {
     } ops;
@@ -176,16 +173,14 @@ EXPORT ort::Status* RegisterCustomOps(ort::SessionOptions* options, const ort::A
     static ort::Status* failed = [&]() -> ort::Status* {
         api = base->GetApi(ort::API_VERSION);
         if (api == nullptr) return nullptr;
-        ort::Status* status = entry<ort::Status*(const char*, ort::Domain**)>(
-            ort::CreateCustomOpDomain)("pass.cpu", &domain);
+        ort::Status* status = status_of(ort::CreateCustomOpDomain, "pass.cpu", &domain);
         return status != nullptr
                    ? status
                    : add<Product, DenseProduct, Gate, AddNorm, WindowAttention, Embed, EmbedPacked>(
                          domain);
     }();
     if (failed != nullptr || api == nullptr) return failed;
-    return entry<ort::Status*(ort::SessionOptions*, ort::Domain*)>(ort::AddCustomOpDomain)(options,
-                                                                                          domain);
+    return status_of(ort::AddCustomOpDomain, options, domain);
 }
 
 EXPORT const char* pass_kernels_name() { return kernels().name; }

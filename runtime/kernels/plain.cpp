@@ -20,10 +20,10 @@ inline F each(Function function) {
 inline F set(float x) { return each([=](int) { return x; }); }
 inline F load(const float* x) { return each([=](int i) { return x[i]; }); }
 inline void store(float* y, const F& x) { __builtin_memcpy(y, x.x, sizeof x.x); }
-inline F add(const F& a, const F& b) { return each([&](int i) { return a.x[i] + b.x[i]; }); }
-inline F sub(const F& a, const F& b) { return each([&](int i) { return a.x[i] - b.x[i]; }); }
-inline F mul(const F& a, const F& b) { return each([&](int i) { return a.x[i] * b.x[i]; }); }
-inline F div(const F& a, const F& b) { return each([&](int i) { return a.x[i] / b.x[i]; }); }
+inline F operator+(const F& a, const F& b) { return each([&](int i) { return a.x[i] + b.x[i]; }); }
+inline F operator-(const F& a, const F& b) { return each([&](int i) { return a.x[i] - b.x[i]; }); }
+inline F operator*(const F& a, const F& b) { return each([&](int i) { return a.x[i] * b.x[i]; }); }
+inline F operator/(const F& a, const F& b) { return each([&](int i) { return a.x[i] / b.x[i]; }); }
 inline F fma(const F& a, const F& b, const F& c) {
     return each([&](int i) { return __builtin_fmaf(a.x[i], b.x[i], c.x[i]); });
 }
@@ -109,6 +109,6 @@ void transpose_keys(const float* keys, int count, int size, float* y) {
 
 }  // namespace
 
-extern const Kernels PLAIN = {"plain", TILE_ROWS, round_row, product_tile, dense, add_norm, rotate,    gate,      attend,       join,  unpack_column};
+extern const Kernels PLAIN = variant("plain");
 
 }  // namespace pass

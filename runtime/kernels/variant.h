@@ -2,21 +2,19 @@
 // Sums, TILE_ROWS, SCORE_ROWS, VALUE_ROWS, DENSE_ROWS and transpose_keys, and includes this. No
 // template of the standard library is used: the linker would merge it with other instruction sets'.
 
-#define FOR_ROWS(n, call)                                                                          \
-    switch (n) {                                                                                   \
-        case 1: call(1); break;                                                                    \
-        case 2: call(2); break;                                                                    \
-        case 3: call(3); break;                                                                    \
-        case 4: call(4); break;                                                                    \
-        case 5: call(5); break;                                                                    \
-        case 6: call(6); break;                                                                    \
-        case 7: call(7); break;                                                                    \
-        case 8: call(8); break;                                                                    \
-        case 9: call(9); break;                                                                    \
-        case 10: call(10); break;                                                                  \
-        case 11: call(11); break;                                                                  \
-        case 12: call(12); break;                                                                  \
+template <int N>
+struct Rows {
+    static constexpr int count = N;
+};
+
+// Calls function(Rows<n>()) for an n from 1 to MOST.
+template <int MOST, int N = 1, class Function>
+inline void with_rows(int n, const Function& function) {
+    if constexpr (N < MOST) {
+        if (n != N) return with_rows<MOST, N + 1>(n, function);
     }
+    function(Rows<N>());
+}
 
 constexpr int PARTS = GROUP / LANES;
 constexpr int AHEAD = 5120;  // bytes to prefetch ahead: less, or more, is slower on one row
@@ -34,7 +32,7 @@ inline float sum_lanes(float* lanes) {
 inline F exponential(F x) {  // relative error below 2e-7; Cephes' polynomial
     const F magic = set(12582912.f);  // 1.5 * 2^23: adding it rounds to whole numbers
     x = max(min(x, set(88.f)), set(-87.f));
-    F shifted = fma(x, set(1.44269504f), magic), n = sub(shifted, magic);
+    F shifted = fma(x, set(1.44269504f), magic), n = shifted - magic;
     F r = fma(n, set(2.12194440e-4f), fma(n, set(-0.693359375f), x));
     F y = set(1.9875691500e-4f);
     y = fma(y, r, set(1.3981999507e-3f));
@@ -42,8 +40,8 @@ inline F exponential(F x) {  // relative error below 2e-7; Cephes' polynomial
     y = fma(y, r, set(4.1665795894e-2f));
     y = fma(y, r, set(1.6666665459e-1f));
     y = fma(y, r, set(5.0000001201e-1f));
-    y = fma(mul(y, r), r, add(r, set(1.f)));
-    return mul(y, power_of_two(shifted));
+    y = fma(y * r, r, r + set(1.f));
+    return y * power_of_two(shifted);
 }
 
 inline float exponential(float x) {
@@ -118,10 +116,10 @@ void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
                 for (int m = 0; m < M; m++) sums[m].add(eight, a[m].q + 8 * v);
             }
             const F scale = halves(stream + codes + 2 * LANES * part);
-            const F offset = symmetric ? mul(scale, middle)
+            const F offset = symmetric ? scale * middle
                                        : halves(stream + codes + 32 + 2 * LANES * part);
             for (int m = 0; m < M; m++) {
-                total[m] = fma(sums[m].total(), mul(scale, set(a[m].scale)), total[m]);
+                total[m] = fma(sums[m].total(), scale * set(a[m].scale), total[m]);
                 total[m] = fma(offset, set(a[m].sum), total[m]);
             }
         }
@@ -130,14 +128,11 @@ void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
 }
 
 void product_tile(const Packed& w, int group, int rows, const RowBlock* a, float* y) {
-#define TILE(n)                                                                                    \
-    if constexpr (n <= TILE_ROWS) {                                                                \
-        if (w.bits == 4) tile<n, 4>(w, group, a, y);                                               \
-        else if (w.bits == 5) tile<n, 5>(w, group, a, y);                                          \
-        else tile<n, 8>(w, group, a, y);                                                           \
-    }
-    FOR_ROWS(rows, TILE)
-#undef TILE
+    with_rows<TILE_ROWS>(rows, [&](auto n) {
+        if (w.bits == 4) tile<n.count, 4>(w, group, a, y);
+        else if (w.bits == 5) tile<n.count, 5>(w, group, a, y);
+        else tile<n.count, 8>(w, group, a, y);
+    });
 }
 
 // Weights [inputs,columns]: 4 vectors of columns for some rows.
@@ -196,13 +191,11 @@ void dense(const Dense& w, int rows, const float* x, int first, int last, float*
             const float* a = x + m * size_t(w.inputs);
             float* out = y + m * size_t(w.columns);
             int count = least(rows - m, DENSE_ROWS);
-#define TILE(n)                                                                                    \
-    if constexpr (n <= DENSE_ROWS) {                                                               \
-        if (w.by_column) dense_column<n>(w, a, column, out);                                       \
-        else dense_tile<n>(w, a, column, out);                                                     \
-    }
             if (w.by_column || step == 4 * LANES) {
-                FOR_ROWS(count, TILE)
+                with_rows<DENSE_ROWS>(count, [&](auto n) {
+                    if (w.by_column) dense_column<n.count>(w, a, column, out);
+                    else dense_tile<n.count>(w, a, column, out);
+                });
             } else {
                 count = 1;
                 for (int c = column; c < last; c++) {
@@ -213,7 +206,6 @@ void dense(const Dense& w, int rows, const float* x, int first, int last, float*
                     out[c] = total;
                 }
             }
-#undef TILE
             m += count;
         }
         column += step;
@@ -228,7 +220,7 @@ void unpack_column(const Packed& w, int64_t column, float* y) {
         for (int p = 0; p < PARTS; p++) {
             const F scale = halves(stream + codes + 2 * LANES * p);
             store(scales + p * LANES, scale);
-            store(offsets + p * LANES, w.symmetric ? mul(scale, set(-w.middle()))
+            store(offsets + p * LANES, w.symmetric ? scale * set(-w.middle())
                                                    : halves(stream + codes + 32 + 2 * LANES * p));
         }
         for (int i = 0; i < BLOCK && b * BLOCK + i < w.inputs; i++) {
@@ -283,12 +275,11 @@ void rotate(const float* x, const float* cos, const float* sin, int half, int si
 void gate(int activation, const float* gates, const float* ups, int count, float* y) {
     for (int i = 0; i < count; i += LANES) {
         const F x = load(gates + i);
-        F exponent = sub(set(0.f), x);
+        F exponent = set(0.f) - x;
         if (activation == GELU_TANH) {  // x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))
-            const F cube = mul(mul(x, x), x);
-            exponent = mul(set(-1.5957691216057308f), fma(set(0.044715f), cube, x));
+            exponent = set(-1.5957691216057308f) * fma(set(0.044715f), x * x * x, x);
         }
-        store(y + i, mul(div(x, add(set(1.f), exponential(exponent))), load(ups + i)));
+        store(y + i, x / (set(1.f) + exponential(exponent)) * load(ups + i));
     }
 }
 
@@ -385,12 +376,10 @@ void attend(const Attention& a, int kv_head, int first, int count, int64_t segme
     for (int i = 0; i < entries; i += GROUP) {
         transpose_keys(keys + size_t(i) * size, least(entries - i, GROUP), size, transposed);
         for (int x = 0; x < count; x += SCORE_ROWS) {
-#define SCORE(n)                                                                                   \
-    if constexpr (n <= SCORE_ROWS) {                                                               \
-        score_keys<n>(queries + x * size, size, transposed, scores + x * SEGMENT + i, SEGMENT);    \
-    }
-            FOR_ROWS(least(count - x, SCORE_ROWS), SCORE)
-#undef SCORE
+            with_rows<SCORE_ROWS>(least(count - x, SCORE_ROWS), [&](auto n) {
+                score_keys<n.count>(queries + x * size, size, transposed, scores + x * SEGMENT + i,
+                                    SEGMENT);
+            });
         }
     }
     const bool all_seen = start + entries <= a.length && a.window == 0;
@@ -424,21 +413,19 @@ void attend(const Attention& a, int kv_head, int first, int count, int64_t segme
             for (int p = 0; p < PARTS; p++) {
                 float* at = row + i + p * LANES;
                 const F score = load(at);
-                const F weight = zero_where_unseen(exponential(sub(score, set(largest))), score);
+                const F weight = zero_where_unseen(exponential(score - set(largest)), score);
                 store(at, weight);
-                sums[p] = add(sums[p], weight);
+                sums[p] = sums[p] + weight;
             }
         }
         for (int p = 0; p < PARTS; p++) store(lanes + p * LANES, sums[p]);
         out.sum[x] = sum_lanes(lanes);
     }
     for (int x = 0; x < count; x += VALUE_ROWS) {
-#define WEIGH(n)                                                                                   \
-    if constexpr (n <= VALUE_ROWS) {                                                               \
-        weigh<n>(scores + x * SEGMENT, SEGMENT, values, entries, size, out.weighted + x * size);   \
-    }
-        FOR_ROWS(least(count - x, VALUE_ROWS), WEIGH)
-#undef WEIGH
+        with_rows<VALUE_ROWS>(least(count - x, VALUE_ROWS), [&](auto n) {
+            weigh<n.count>(scores + x * SEGMENT, SEGMENT, values, entries, size,
+                           out.weighted + x * size);
+        });
     }
 }
 
@@ -459,4 +446,9 @@ void join(const Partial* parts, int segments, int count, int size, float* const*
         const float inverse = sum == 0.f ? 0.f : 1.f / sum;
         for (int d = 0; d < size; d++) y[x][d] *= inverse;
     }
+}
+
+constexpr Kernels variant(const char* name) {
+    return {name,   TILE_ROWS, round_row, product_tile, dense, add_norm,
+            rotate, gate,      attend,    join,         unpack_column};
 }

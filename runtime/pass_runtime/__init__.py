@@ -4,6 +4,7 @@ The names in `__all__` are all that is public; `pass_server` uses no others. A n
 imported at the first use of the name, so that a command can set up its handling of Ctrl-C before
 anything slow is imported.
 """
+# ruff: noqa: F401, PLE0604 - ruff does not see that `__all__` has the names
 
 import os
 from importlib import import_module
@@ -47,39 +48,7 @@ _NAMES_BY_MODULE = {
     "text.detokenizer": ("Detokenizer", "Vocabulary"),
     "text.grammar": ("ConstraintStopped", "TooManyConstraints"),
 }
-__all__ = [
-    "MAX_BAD_WORDS",
-    "MAX_BIASES",
-    "MAX_LOGPROBS",
-    "REQUEST_OPTIONS",
-    "Constraint",
-    "ConstraintStopped",
-    "Detokenizer",
-    "GenerateOptions",
-    "Generation",
-    "LoadOptions",
-    "Manifest",
-    "Option",
-    "PassError",
-    "Piece",
-    "Places",
-    "QueueFull",
-    "Request",
-    "SamplingParams",
-    "Session",
-    "Stats",
-    "Token",
-    "TokenStream",
-    "TooManyConstraints",
-    "Vocabulary",
-    "__version__",
-    "load",
-    "merged",
-    "option",
-    "options_class",
-    "options_of",
-    "read_manifest",
-]
+__all__ = ["__version__", *(name for names in _NAMES_BY_MODULE.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

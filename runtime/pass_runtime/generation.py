@@ -40,8 +40,7 @@ class Stream(Generic[T]):
     def __init__(self, sequence: SequenceState, session: object) -> None:
         """session: garbage-collecting it before the stream would close it."""
         self._sequence, self._session = sequence, session
-        self._end: End | None = None
-        self._read_to_end = False
+        self._end: End | None = None  # once it was read
         self._reader_lock = threading.Lock()  # held by a reader that waits for a piece
         # held while an event is read, or while a `for` loop waits
         self._event_lock = threading.Lock()
@@ -69,7 +68,7 @@ class Stream(Generic[T]):
         vars(sequence).update(state["about"], finished=state["kept"]["_end"])
         sequence.ended.set()
         Stream.__init__(self, sequence, None)
-        vars(self).update(state["kept"], _read_to_end=True)
+        vars(self).update(state["kept"])
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -131,7 +130,7 @@ class Stream(Generic[T]):
             raise TimeoutError(
                 f"the request has not ended within {timeout} seconds; wait longer, or cancel it"
             )
-        self._finish_reading()
+        self._raise_failure()
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class Stream(Generic[T]):
         return fields
 
     def __iter__(self) -> Iterator[T]:
-        if self._read_to_end:
+        if self._end is not None:
             raise PassError(
                 "this generation was read to its end already; use its text and token_ids"
             )
@@ -160,12 +159,10 @@ class Stream(Generic[T]):
 
     def __next__(self) -> T:
         with _reading([self]), self._event_lock:
-            while self._end is None:
-                event = self._sequence.events.get()
-                self._record(event)
-                if isinstance(event, Piece):
-                    return self._item(event)
-        self._finish_reading()
+            event = self._take(wait=True)
+        if isinstance(event, Piece):
+            return self._item(event)
+        self._raise_failure()
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -180,40 +177,37 @@ class Stream(Generic[T]):
                 signal.clear()
         if isinstance(event, Piece):
             return self._item(event)
-        self._finish_reading()
+        self._raise_failure()
         raise StopAsyncIteration
 
     def _poll(self) -> Piece | End | None:
         with self._event_lock:
-            return self._next_event()
+            return self._take()
 
     def _take_all(self) -> None:
         if self._event_lock.acquire(blocking=self._sequence.ended.is_set()):
             try:
-                while isinstance(self._next_event(), Piece):
+                while isinstance(self._take(), Piece):
                     pass
             finally:
                 self._event_lock.release()
 
-    def _next_event(self) -> Piece | End | None:
+    def _take(self, *, wait: bool = False) -> Piece | End | None:
         if self._end is not None:
             return self._end
         try:
-            event = self._sequence.events.get_nowait()
+            events = self._sequence.events
+            event = events.get() if wait else events.get_nowait()
         except queue.Empty:
             return None
-        self._record(event)
-        return event
-
-    def _record(self, event: Piece | End) -> None:
         if isinstance(event, End):
             self._end = event
         else:
             self.tokens += event.tokens
             self.text += event.text
+        return event
 
-    def _finish_reading(self) -> None:
-        self._read_to_end = True
+    def _raise_failure(self) -> None:
         error = None if self._end is None else self._end.error
         if isinstance(error, PassError):
             raise PassError(str(error)) from error
@@ -256,20 +250,16 @@ async def merged(streams: Sequence[Stream[T]]) -> AsyncGenerator[tuple[int, T | 
         signal, unfinished = _event_signal(streams), dict(enumerate(streams))
     while unfinished:
         with _reading(unfinished.values()):
-            while not (events := _poll_all(unfinished)):
+            events = {index: stream._poll() for index, stream in unfinished.items()}
+            if not any(events.values()):
                 await signal.wait()
                 signal.clear()
-        for index, event in events:
+        for index, event in events.items():
             if isinstance(event, Piece):
                 yield index, streams[index]._item(event)
-            else:
-                unfinished.pop(index)._finish_reading()
+            elif event is not None:
+                unfinished.pop(index)._raise_failure()
                 yield index, None
-
-
-def _poll_all(streams: Mapping[int, Stream[T]]) -> list[tuple[int, Piece | End]]:
-    polled = ((index, stream._poll()) for index, stream in streams.items())
-    return [(index, event) for index, event in polled if event is not None]
 
 
 @contextmanager

@@ -83,7 +83,6 @@ class GenerateOptions:
         f"{MAX_LOGPROBS}).",
         ge=0,
         le=MAX_LOGPROBS,
-        allowed=f"0 to {MAX_LOGPROBS}",
         http=None,
         triton=None,
     )
@@ -92,7 +91,6 @@ class GenerateOptions:
         "The same for the tokens of the prompt.",
         ge=0,
         le=MAX_LOGPROBS,
-        allowed=f"0 to {MAX_LOGPROBS}",
         flag=None,
         http=None,
         triton=None,
@@ -119,7 +117,7 @@ class GenerateOptions:
             raise PassError(
                 "stop must be a string or a list of strings; tokens go into stop_token_ids"
             )
-        return stops
+        return tuple(each for each in stops if each)
 
     def __post_init__(self) -> None:
         if self.plan != "auto":
@@ -142,11 +140,6 @@ class GenerateOptions:
         names = options_of(SamplingParams).keys() & fields.keys()
         sampling = replace(self.sampling, **{name: fields.pop(name) for name in names})
         return replace(self, sampling=sampling, **fields)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, without empty strings."""
-        return tuple(stop for stop in self.stop if stop)
 
 
 def _check_size(name: str, texts: Sequence[str], most: int, most_bytes: int) -> None:
@@ -185,7 +178,6 @@ class LoadOptions:
         "Most sequences that are decoded together.",
         ge=1,
         le=MAX_SLOTS,
-        allowed=f"1 to {MAX_SLOTS}",
         if_none=f"{DEFAULT_BATCH}, or what the engines were built for",
     )
     max_queue: int = option(DEFAULT_MAX_QUEUE, "Most sequences that may wait.", ge=1, flag=None)
@@ -210,8 +202,14 @@ class LoadOptions:
     )
     prefix_cache: bool = option(
         True,
-        "Compute the K/V of every prompt. Otherwise prompts share the K/V of a common prefix, on "
-        "the CPU.",
+        "On the CPU, prompts share the K/V of a common prefix.",
         flag="--no-prefix-cache",
+        flag_help="Compute the K/V of every prompt. Otherwise prompts share the K/V of a common "
+        "prefix, on the CPU.",
     )
-    verify: bool = option(True, "Skip the hash check of the bundle's files.", flag="--trust-bundle")
+    verify: bool = option(
+        True,
+        "Check the hashes of the bundle's files.",
+        flag="--trust-bundle",
+        flag_help="Skip the hash check of the bundle's files.",
+    )

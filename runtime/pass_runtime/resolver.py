@@ -66,7 +66,7 @@ class Resolver:
             lookahead_drafts=lookahead_drafts,
             ngram_drafts=ngram_drafts,
             stop_token_ids=self._stop_token_ids(options),
-            stop=options.stop_strings,
+            stop=tuple(options.stop),
             reuse_prefix=options.reuse_prefix,
             cache_salt=options.cache_salt,
             logprobs=options.logprobs,
@@ -82,12 +82,13 @@ class Resolver:
     def _processing(self, options: GenerateOptions) -> Processing | None:
         """Return what `options` do to logits; None if nothing. Raises PassError for an invalid
         constraint."""
-        changes = [options.sampling.changes_logits, options.constraint, options.min_tokens]
-        if not any((*changes, options.bad_words, options.allowed_token_ids)):
+        sampling, lists = options.sampling, (options.bad_words, options.allowed_token_ids)
+        changes = (sampling.logit_bias, sampling.penalizes, options.constraint, options.min_tokens)
+        if not any((*changes, *lists)):
             return None
         return Processing(
             self._manifest.model.vocab_size,
-            options.sampling,
+            sampling,
             None if options.constraint is None else self.grammars.start(options.constraint),
             options.min_tokens,
             self._stop_token_ids(options),

@@ -202,7 +202,7 @@ class Session(OfOneProcess):
         """Continue a prompt, but yield token ids alone. Raises PassError for stop strings, which
         need text."""
         options = options or GenerateOptions()
-        if options.stop_strings:
+        if options.stop:
             raise PassError("stop strings need text: use generate, or stop_token_ids")
         sequence = SequenceState(self.request((*_token_ids(prompt_ids),), options))
         stream = TokenStream(sequence, self)

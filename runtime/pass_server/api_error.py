@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -93,8 +93,11 @@ _UNION_TAGS = ("str", "constrained-str", "int", "float", "bool")
 """Members of unions, which pydantic adds to the path of an error; other names have a bracket."""
 
 
-def validation_error(error: ValidationError) -> ApiError:
-    """Return the error for the first problem that pydantic found."""
+def validation_error(
+    error: ValidationError, named: Callable[[str], str] = lambda path: path
+) -> ApiError:
+    """Return the error for the first problem that pydantic found. named: returns the path that the
+    client knows."""
     problem = error.errors(include_url=False, include_input=False)[0]
     path = [part for part in problem["loc"] if "[" not in str(part) and part not in _UNION_TAGS]
     # pydantic also adds the role of a message or the type of an item.
@@ -103,8 +106,8 @@ def validation_error(error: ValidationError) -> ApiError:
     if problem["type"] == UNSUPPORTED:
         context = problem["ctx"]
         param = ".".join(map(str, [*path, context["field"]]))
-        return not_supported(param, context["value"], context["why"])
-    param = ".".join(map(str, path))
+        return not_supported(named(param), context["value"], context["why"])
+    param = named(".".join(map(str, path)))
     if problem["type"] == "extra_forbidden":
         return unknown_field(param)
     if not param:

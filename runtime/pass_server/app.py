@@ -21,17 +21,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pass_runtime import Session, __version__
+from pass_server import middleware
 from pass_server.answers import ChatFormatter, CompletionFormatter
 from pass_server.api_error import ApiError, validation_error
-from pass_server.middleware import (
-    Admission,
-    BodyLimit,
-    RequestTarget,
-    ResponseLog,
-    add_error_handlers,
-    app_path,
-    as_response,
-)
 from pass_server.page import add_page
 from pass_server.prometheus import PrometheusSink
 from pass_server.responses_input import ChatConversion, ResponsesRequest
@@ -66,13 +58,13 @@ class BodyRoute(APIRoute):
             header["content-type"] = request.headers.get("content-type", "")
             if not re.fullmatch(r"application/(json|.*\+json)", header.get_content_type()):
                 raise ApiError("the body must be a JSON object, sent as application/json")
-            if len(body) <= SHORT_BODY_BYTES:
-                parsed = parse_body(model, body)
-            else:
-                service: Service = request.app.state.service
-                work = partial(parse_body, model, body)
-                parsed = await service.run_in_thread(work, len(body))
-            response: Response = await self.endpoint(parsed, request)
+            service: Service = request.app.state.service
+            request.state.arrived = time.perf_counter()
+            async with service.time_limit(request.state.arrived):
+                parse, size = partial(parse_body, model, body), len(body)
+                is_short = size <= SHORT_BODY_BYTES
+                parsed = parse() if is_short else await service.run_in_thread(parse, size)
+                response: Response = await self.endpoint(parsed, request)
             return response
 
         return handle
@@ -152,16 +144,18 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
     )
     app.state.service = service
     app.router.route_class = BodyRoute
-    add_error_handlers(app)
+    middleware.add_error_handlers(app)
     _add_endpoints(app, service)
     add_tokenize_endpoints(app, service, ERRORS)
     _add_probes(app, service, sink)
     if options.page:
         add_page(app)
     # The middleware that is added last gets a request first.
-    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds)
-    app.add_middleware(Admission, keys=options.keys)
-    app.add_middleware(RequestTarget, routes=app.routes)
+    app.add_middleware(
+        middleware.BodyLimit, max_bytes=options.max_body_bytes, seconds=options.client_seconds
+    )
+    app.add_middleware(middleware.Admission, keys=options.keys)
+    app.add_middleware(middleware.RequestTarget, routes=app.routes)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -170,7 +164,7 @@ def make_app(session: Session, options: ServeOptions | None = None) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("Retry-After",),
         )
-    app.add_middleware(ResponseLog, model=model, sink=sink)
+    app.add_middleware(middleware.ResponseLog, model=model, sink=sink)
     return app
 
 
@@ -185,7 +179,8 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
         logprobs: bool,
     ) -> Response:
         service.check_model(request.model)
-        parsed = await service.parse(request, len(await http.body()), http.state.client)
+        size = len(await http.body())
+        parsed = await service.parse(request, size, http.state.client, http.state.arrived)
         formatter = formatter_class(
             service.model,
             service.texts,
@@ -209,10 +204,8 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         size = len(await http.body())
         conversion = await service.run_in_thread(partial(ChatConversion, request), size)
-        try:
-            parsed = await service.parse(conversion.chat, size, http.state.client)
-        except ApiError as error:
-            raise conversion.request_error(error) from None
+        chat, state = conversion.chat, http.state
+        parsed = await service.parse(chat, size, state.client, state.arrived)
         formatter = ResponsesFormatter(service.model, conversion.echo)
         return GenerationResponse(service, parsed, formatter, stream=bool(request.stream))
 
@@ -261,7 +254,7 @@ class Entry:
     """The ASGI app of a server: alive but not ready until `app` is set to that of the session."""
 
     def __init__(self) -> None:
-        self.app: ASGIApp = RequestTarget(_warming_up)
+        self.app: ASGIApp = middleware.RequestTarget(_warming_up)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
@@ -270,11 +263,13 @@ class Entry:
 async def _warming_up(scope: Scope, receive: Receive, send: Send) -> None:
     headers = {"Retry-After": "5", "Connection": "close"}
     response: Response
-    if app_path(scope) == "/health":
+    if middleware.app_path(scope) == "/health":
         response = JSONResponse({"status": "ok"}, headers={"Connection": "close"})
-    elif app_path(scope) == "/ready":
+    elif middleware.app_path(scope) == "/ready":
         response = JSONResponse({"ready": False}, 503, headers=headers)
     else:
         problem = "the server is warming up; try again later"
-        response = as_response(ApiError(problem, 503, code="warming_up", headers=headers))
+        response = middleware.as_response(
+            ApiError(problem, 503, code="warming_up", headers=headers)
+        )
     await response(scope, receive, send)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -32,12 +33,18 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
+RECORDED: list[Metric] = []
+"""What `RequestMetrics` records."""
+
+
 def _counter(name: str, description: str, *labels: str) -> Metric:
-    return Metric("counter", f"{name}_total", description, labels)
+    RECORDED.append(Metric("counter", f"{name}_total", description, labels))
+    return RECORDED[-1]
 
 
 def _histogram(name: str, description: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric("histogram", name, description, buckets=buckets)
+    RECORDED.append(Metric("histogram", name, description, buckets=buckets))
+    return RECORDED[-1]
 
 
 PROMPT_TOKENS = _counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
@@ -83,43 +90,40 @@ CONSTRAINED_REQUESTS = _counter(
     "pass:constrained_requests", "Requests with a constraint, by its form.", "form"
 )
 PASSES = _counter("pass:passes", "Passes, each counted once per sequence in it.")
-RECORDED = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All metrics above: those that `RequestMetrics` records."""
 HTTP_RESPONSES = Metric(
     "counter", "pass:http_responses_total", "Responses by path and status.", ("path", "status")
 )
 
-RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in slots.")
-WAITING = Metric("gauge", "vllm:num_requests_waiting", "Sequences that wait for a slot.")
-KV_CACHE_USAGE = Metric(
-    "gauge", "vllm:kv_cache_usage_perc", "Share of the slots' KV capacity that is in use, 0 to 1."
-)
-SLOTS = Metric("gauge", "pass:slots", "The most sequences that can decode at a time.")
-GRAPHS_NOT_CAPTURED = Metric(
-    "gauge", "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower."
-)
-KERNELS = Metric(
-    "gauge",
-    "pass:kernels_info",
-    "1, with the name of the kernels that run the model: on a CPU ours, or onnxruntime.",
-    ("name",),
-)
-GAUGES = (RUNNING, WAITING, KV_CACHE_USAGE, SLOTS, GRAPHS_NOT_CAPTURED, KERNELS)
+
+def _gauge(name: str, description: str, *labels: str) -> Metric:
+    return Metric("gauge", name, description, labels)
 
 
-def read_gauges(session: Session) -> list[tuple[Metric, float, tuple[str, ...]]]:
-    """Return the gauges' present values, and the values of their labels: nobody records them, the
-    session knows them."""
+GAUGES: Mapping[str, Metric] = {
+    "running": _gauge("vllm:num_requests_running", "Sequences in slots."),
+    "waiting": _gauge("vllm:num_requests_waiting", "Sequences that wait for a slot."),
+    "cache_share": _gauge(
+        "vllm:kv_cache_usage_perc", "Share of the slots' KV capacity that is in use, 0 to 1."
+    ),
+    "slots": _gauge("pass:slots", "The most sequences that can decode at a time."),
+    "graphs_not_captured": _gauge(
+        "pass:graphs_not_captured", "Model graphs not captured as CUDA graphs: slower."
+    ),
+    "kernels": _gauge(
+        "pass:kernels_info",
+        "1, with the name of the kernels that run the model: on a CPU ours, or onnxruntime.",
+        "name",
+    ),
+}
+"""By the field of `Session.usage` that is the value, or the label."""
+
+
+def read_gauges(session: Session) -> Iterator[tuple[Metric, float, tuple[str, ...]]]:
+    """Yield the gauges with their present values and the values of their labels."""
     usage = session.usage()
-    kernels = KERNELS, 1.0, (usage.kernels,)
-    values = {
-        RUNNING: usage.running,
-        WAITING: usage.waiting,
-        KV_CACHE_USAGE: usage.cache_share,
-        SLOTS: usage.slots,
-        GRAPHS_NOT_CAPTURED: usage.graphs_not_captured,
-    }
-    return [*((metric, value, ()) for metric, value in values.items()), kernels]
+    for name, metric in GAUGES.items():
+        value = getattr(usage, name)
+        yield (metric, 1.0, (value,)) if metric.labels else (metric, value, ())
 
 
 class MetricSink(Protocol):

@@ -20,15 +20,8 @@ from pass_runtime import (
     Session,
     TooManyConstraints,
 )
+from pass_server import schemas
 from pass_server.api_error import ApiError, as_api_error, not_supported
-from pass_server.schemas import (
-    DEFAULT_TEMPERATURE,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    ResponseFormat,
-    StructuredOutputFields,
-)
 from pass_server.serve_options import ServeOptions
 from pass_server.turns import ChatFormat, TurnFormat, chat_texts, template_messages
 
@@ -74,15 +67,13 @@ class ParsedRequest:
 @dataclass(frozen=True)
 class TokenizedRequest:
     """A request between `RequestParser.tokenize` and `finish`. options: those of every sequence,
-    without the seed and what depends on the prompt's length."""
+    without the seed and what depends on the prompt's length. parsed: without sequences."""
 
-    request: GenerationRequest
+    request: schemas.GenerationRequest
     prompts: list[list[int]]
     options: GenerateOptions
     compiling: Compiling
-    arrived: float
-    turn_format: TurnFormat | None
-    constraint_kind: str | None
+    parsed: ParsedRequest
 
 
 @contextmanager
@@ -105,7 +96,7 @@ class RequestParser:
         self._chat_format = ChatFormat(session, serve_options)
 
     def tokenize(
-        self, request: GenerationRequest, arrived: float, salt: str = ""
+        self, request: schemas.GenerationRequest, arrived: float, salt: str = ""
     ) -> TokenizedRequest:
         """Check a request, tokenize its prompts, and begin to compile its constraints.
 
@@ -119,12 +110,12 @@ class RequestParser:
             turn_format = None
             end_ids: tuple[int, ...] = ()
             marker_ids: tuple[int, ...] = ()
-            if isinstance(request, ChatRequest):
+            if isinstance(request, schemas.ChatRequest):
                 prompts = [self.chat_ids(request)]
                 if (turn_format := self._chat_format.turn_format(request, prompts[0])) is not None:
                     marker_ids = turn_format.marker_tokens
             else:
-                assert isinstance(request, CompletionRequest)
+                assert isinstance(request, schemas.CompletionRequest)
                 _check_completion(request)
                 prompts = _completion_ids(self._session, request)
                 if request.suffix and not request.ignore_eos:
@@ -148,10 +139,11 @@ class RequestParser:
             raise ApiError(str(error)) from None
         if not self._serve_options.client_plans:
             _check_no_plan(request, options)
-        return TokenizedRequest(request, prompts, options, compiling, arrived, turn_format, kind)
+        parsed = ParsedRequest((), request.n or 1, arrived, per_prompt, (), turn_format, kind)
+        return TokenizedRequest(request, prompts, options, compiling, parsed)
 
     def finish(self, tokenized: TokenizedRequest, places: Places | None = None) -> ParsedRequest:
-        request, per_prompt = tokenized.request, count_per_prompt(tokenized.request)
+        request, per_prompt = tokenized.request, tokenized.parsed.per_prompt
         sequences: list[Request] = []
         for ids in tokenized.prompts:
             max_tokens = self._max_new_tokens(request, len(ids))
@@ -171,20 +163,11 @@ class RequestParser:
                 for i in range(1, per_prompt)
             ]
         echo: tuple[Echo, ...] = ()
-        if isinstance(request, CompletionRequest) and request.echo:
+        if isinstance(request, schemas.CompletionRequest) and request.echo:
             echo = tuple(_echo(self._session, each) for each in prompt_list(request.prompt))
-        return ParsedRequest(
-            tuple(sequences),
-            n=request.n or 1,
-            arrived=tokenized.arrived,
-            per_prompt=per_prompt,
-            echo=echo,
-            turn_format=tokenized.turn_format,
-            constraint_kind=tokenized.constraint_kind,
-            places=places,
-        )
+        return replace(tokenized.parsed, requests=tuple(sequences), echo=echo, places=places)
 
-    def chat_ids(self, request: ChatRequest) -> list[int]:
+    def chat_ids(self, request: schemas.ChatRequest) -> list[int]:
         variables = self._chat_format.variables(request)
         messages = template_messages(request, calls=self._chat_format.calls is not None)
         return self._session.encode_chat(
@@ -192,7 +175,7 @@ class RequestParser:
         )
 
     def _constraint(
-        self, turn_format: TurnFormat | None, request: GenerationRequest
+        self, turn_format: TurnFormat | None, request: schemas.GenerationRequest
     ) -> tuple[Compiling, Constraint | None, str | None]:
         """Begin to compile a request's constraints. Return (`compiling` of TokenizedRequest, the
         constraint of each sequence, `constraint_kind` of ParsedRequest).
@@ -201,7 +184,7 @@ class RequestParser:
         which is then compiled too, so that an error in it names its field."""
         param, requested = _requested_constraint(request)
         constraint = requested
-        if isinstance(request, ChatRequest):
+        if isinstance(request, schemas.ChatRequest):
             constraint = self._chat_format.constraint(request, turn_format, requested)
         if constraint is None:
             return (), None, None
@@ -216,23 +199,24 @@ class RequestParser:
                     compiling.append((self._session.prepare(each), field))
         return tuple(compiling), constraint, "tools" if requested is None else requested.kind
 
-    def _max_new_tokens(self, request: GenerationRequest, prompt_length: int) -> int:
+    def _max_new_tokens(self, request: schemas.GenerationRequest, prompt_length: int) -> int:
         """Raises ApiError if the prompt, the text or both together may get too long."""
-        context, is_chat = self._session.capacity, isinstance(request, ChatRequest)
+        context, is_chat = self._session.capacity, isinstance(request, schemas.ChatRequest)
         max_prompt = min(self._serve_options.max_prompt_tokens or context, context - 1)
         if prompt_length > max_prompt:
             raise ApiError(
                 f"the prompt has {prompt_length} tokens, but may have {max_prompt} on this server; "
                 "shorten it",
-                param="messages" if is_chat else "prompt",
+                param=request.path("messages") if is_chat else "prompt",
                 code="context_length_exceeded",
             )
         param, wanted = "max_tokens", request.max_tokens
-        if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        if isinstance(request, schemas.ChatRequest) and request.max_completion_tokens is not None:
             if wanted not in (None, request.max_completion_tokens):
                 problem = "max_tokens and max_completion_tokens differ: give one"
                 raise ApiError(problem, param="max_tokens")
-            param, wanted = "max_completion_tokens", request.max_completion_tokens
+            param = request.path("max_completion_tokens")
+            wanted = request.max_completion_tokens
         limit = min(self._serve_options.max_output_tokens or context, context)
         if wanted is None:
             default = context if is_chat else DEFAULT_COMPLETION_TOKENS
@@ -255,28 +239,30 @@ def prompt_list(prompt: Any) -> list[str | list[int]]:
     return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
-def count_per_prompt(request: GenerationRequest) -> int:
-    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+def count_per_prompt(request: schemas.GenerationRequest) -> int:
+    best_of = request.best_of if isinstance(request, schemas.CompletionRequest) else None
     return max(best_of or 1, request.n or 1)
 
 
-def count_sequences(request: GenerationRequest) -> int:
+def count_sequences(request: schemas.GenerationRequest) -> int:
     """Return the number of sequences of a request, even if it is invalid; at least 1."""
-    prompts = len(prompt_list(request.prompt)) if isinstance(request, CompletionRequest) else 1
+    prompts = (
+        len(prompt_list(request.prompt)) if isinstance(request, schemas.CompletionRequest) else 1
+    )
     return count_per_prompt(request) * prompts or 1
 
 
-def prompt_bytes(request: GenerationRequest) -> int:
+def prompt_bytes(request: schemas.GenerationRequest) -> int:
     """Return the UTF-8 bytes of the longest text prompt with its suffix."""
-    if isinstance(request, ChatRequest):
+    if isinstance(request, schemas.ChatRequest):
         return sum(len(text.encode(errors="replace")) for text in chat_texts(request))
-    assert isinstance(request, CompletionRequest)
+    assert isinstance(request, schemas.CompletionRequest)
     texts = [each for each in prompt_list(request.prompt) if isinstance(each, str)]
     sizes = [len(text.encode(errors="replace")) for text in (*texts, request.suffix or "")]
     return max(sizes[:-1], default=0) + sizes[-1]
 
 
-def _check_completion(request: CompletionRequest) -> None:
+def _check_completion(request: schemas.CompletionRequest) -> None:
     n, best_of = request.n or 1, request.best_of
     if request.suffix and request.echo and request.logprobs is not None:
         problem = "a prompt with a suffix has no log-probabilities: leave out echo or logprobs"
@@ -292,7 +278,7 @@ def _check_completion(request: CompletionRequest) -> None:
         raise ApiError(problem, param="max_tokens")
 
 
-def _completion_ids(session: Session, request: CompletionRequest) -> list[list[int]]:
+def _completion_ids(session: Session, request: schemas.CompletionRequest) -> list[list[int]]:
     prompts: list[list[int]] = []
     for prompt in prompt_list(request.prompt):
         if request.suffix:
@@ -327,11 +313,12 @@ def _echo(session: Session, prompt: str | list[int]) -> Echo:
     return Echo(session.decode(prompt, skip_special_tokens=True), tuple(starts))
 
 
-def _requested_constraint(request: StructuredOutputFields) -> tuple[str, Constraint | None]:
+def _requested_constraint(request: schemas.GenerationRequest) -> tuple[str, Constraint | None]:
     """Return (the field that constrains the text, its constraint)."""
     constraints: dict[str, dict[str, Any]] = {}
     if request.response_format is not None and request.response_format.type != "text":
-        constraints["response_format"] = _format_fields(request.response_format)
+        name = request.path("response_format")
+        constraints[name] = _format_fields(request.response_format)
     if request.structured_outputs is not None:
         values = dict(request.structured_outputs)
         constraints["structured_outputs"] = {
@@ -350,7 +337,7 @@ def _requested_constraint(request: StructuredOutputFields) -> tuple[str, Constra
     return "tools", None
 
 
-def _format_fields(text_format: ResponseFormat) -> dict[str, Any]:
+def _format_fields(text_format: schemas.ResponseFormat) -> dict[str, Any]:
     if text_format.type == "json_object":
         return {"json_object": True}
     if text_format.json_schema is None or text_format.json_schema.json_schema is None:
@@ -360,7 +347,7 @@ def _format_fields(text_format: ResponseFormat) -> dict[str, Any]:
 
 
 def _options(
-    request: GenerationRequest, constraint: Constraint | None, salt: str
+    request: schemas.GenerationRequest, constraint: Constraint | None, salt: str
 ) -> GenerateOptions:
     plan = request.plan or "auto"
     if request.speculative is False:
@@ -374,19 +361,19 @@ def _options(
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if any(stop.encode(errors="replace").decode() != stop for stop in stops):  # a lone surrogate
         raise ApiError("stop is not valid Unicode text", param="stop")
-    if isinstance(request, CompletionRequest):
+    if isinstance(request, schemas.CompletionRequest):
         logprobs, prompt_logprobs = request.logprobs, request.logprobs if request.echo else None
         if logprobs is None and count_per_prompt(request) > (request.n or 1):
             logprobs = 0  # to choose the likeliest sequences
         if request.echo and request.max_tokens == 0:
             prompt_logprobs = request.logprobs or 0  # which is needed to write no token
     else:
-        assert isinstance(request, ChatRequest)
+        assert isinstance(request, schemas.ChatRequest)
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError("top_logprobs need logprobs to be true", param="top_logprobs")
         logprobs = request.top_logprobs or 0 if request.logprobs else None
         prompt_logprobs = None
-    fields: dict[str, Any] = {"temperature": DEFAULT_TEMPERATURE}
+    fields: dict[str, Any] = {"temperature": schemas.DEFAULT_TEMPERATURE}
     for each in REQUEST_OPTIONS.values():
         if each.http and (value := getattr(request, each.http)) is not None:
             fields[each.name] = value
@@ -402,7 +389,7 @@ def _options(
     return options.with_fields(**fields)
 
 
-def _check_no_plan(request: GenerationRequest, options: GenerateOptions) -> None:
+def _check_no_plan(request: schemas.GenerationRequest, options: GenerateOptions) -> None:
     if options.plan == "auto" and options.lookahead != 0:
         return
     param = "lookahead"

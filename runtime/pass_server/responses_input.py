@@ -8,36 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
+from pass_server import schemas
 from pass_server.answers import Json
 from pass_server.api_error import ApiError, validation_error
-from pass_server.schemas import (
-    DEFAULT_TEMPERATURE,
-    LIST,
-    OBJECT,
-    TEXT,
-    CacheControl,
-    ChatRequest,
-    CommonFields,
-    Content,
-    FunctionFields,
-    FunctionName,
-    JsonSchema,
-    Metadata,
-    Name,
-    Parts,
-    StrictObject,
-    TemplateVariables,
-    Text,
-    ToolChoiceName,
-    text_or,
-    texts_of,
-)
 
 
-class Item(StrictObject):
-    id: Name | None = Field(None, description="Not used.")
-    status: Name | None = Field(None, description="Not used.")
-    cache_control: CacheControl = None
+class Item(schemas.StrictObject):
+    id: schemas.Name | None = Field(None, description="Not used.")
+    status: schemas.Name | None = Field(None, description="Not used.")
+    cache_control: schemas.CacheControl = None
 
 
 class MessageItem(Item):
@@ -47,7 +26,7 @@ class MessageItem(Item):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="developer is taken as system."
     )
-    content: Content
+    content: schemas.Content
     neutral: ClassVar = {"phase": ()}
 
 
@@ -55,7 +34,7 @@ class ReasoningItem(Item):
     """The reasoning before the next message or calls, for chat templates that read it."""
 
     type: Literal["reasoning"]
-    content: Parts | None = None
+    content: schemas.Parts | None = None
     neutral: ClassVar = {
         "summary": ([],),
         "encrypted_content": (),
@@ -67,8 +46,8 @@ class CallItem(Item):
 
     type: Literal["function_call"]
     call_id: str = Field(max_length=256)
-    name: FunctionName
-    arguments: Text = Field(description="As in a chat.")
+    name: schemas.FunctionName
+    arguments: schemas.Text = Field(description="As in a chat.")
     neutral: ClassVar = {
         "namespace": (),
         "caller": ({"type": "direct"},),
@@ -80,7 +59,7 @@ class ResultItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=256, description="The id of a call in an earlier item.")
-    output: Content
+    output: schemas.Content
     neutral: ClassVar = {"caller": ({"type": "direct"},)}
 
 
@@ -105,14 +84,17 @@ InputItem = Annotated[
 
 
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)]
-Input = Annotated[Annotated[Text, TEXT] | Annotated[InputItems, LIST], text_or(LIST)]
+Input = Annotated[
+    Annotated[schemas.Text, schemas.TEXT] | Annotated[InputItems, schemas.LIST],
+    schemas.text_or(schemas.LIST),
+]
 
 
-class FunctionTyped(StrictObject):
+class FunctionTyped(schemas.StrictObject):
     type: Literal["function"]
 
 
-class FunctionTool(FunctionFields, FunctionTyped):
+class FunctionTool(schemas.FunctionFields, FunctionTyped):
     """A tool. The fields of the last base come first, so that errors name `type` first."""
 
     neutral: ClassVar = {
@@ -122,32 +104,33 @@ class FunctionTool(FunctionFields, FunctionTyped):
 
 
 class NamedFunction(FunctionTyped):
-    name: Name
+    name: schemas.Name
 
 
 ToolChoice = Annotated[
-    Annotated[ToolChoiceName, TEXT] | Annotated[NamedFunction, OBJECT], text_or(OBJECT)
+    Annotated[schemas.ToolChoiceName, schemas.TEXT] | Annotated[NamedFunction, schemas.OBJECT],
+    schemas.text_or(schemas.OBJECT),
 ]
 
 
-class TextFormat(StrictObject):
+class TextFormat(schemas.StrictObject):
     """`text.format`: what form the text has."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = Field(None, alias="schema")
-    name: Name | None = Field(None, description="Not used.")
-    description: Text | None = Field(None, description="Not used.")
+    json_schema: schemas.JsonSchema | None = Field(None, alias="schema")
+    name: schemas.Name | None = Field(None, description="Not used.")
+    description: schemas.Text | None = Field(None, description="Not used.")
     strict: bool | None = Field(
         None, description="The schema is enforced whether it is true or not."
     )
 
 
-class TextOptions(StrictObject):
+class TextOptions(schemas.StrictObject):
     format: TextFormat | None = None
     neutral: ClassVar = {"verbosity": ("medium",)}
 
 
-class ReasoningOptions(StrictObject):
+class ReasoningOptions(schemas.StrictObject):
     reasons: ClassVar = {
         "effort": "set the option of the model's chat template, if it has one, with "
         "chat_template_kwargs"
@@ -159,22 +142,26 @@ class ReasoningOptions(StrictObject):
     }
 
 
-class ResponseStreamOptions(StrictObject):
+class ResponseStreamOptions(schemas.StrictObject):
     neutral: ClassVar = {"include_obfuscation": (False,)}
 
 
-class ResponsesRequest(CommonFields):
+class ResponsesRequest(schemas.CommonFields):
     """The body of a request to /v1/responses."""
 
     input: Input
-    instructions: Text | None = Field(None, description="A system message before the input.")
+    instructions: schemas.Text | None = Field(
+        None, description="A system message before the input."
+    )
     max_output_tokens: int | None = Field(None, ge=1)
-    metadata: Metadata | None = Field(None, description="Repeated in the answer.")
+    metadata: schemas.Metadata | None = Field(None, description="Repeated in the answer.")
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=128, fail_fast=True)
     tool_choice: ToolChoice | None = Field(None, description="As in a chat.")
     parallel_tool_calls: bool | None = Field(None, description="As in a chat.")
-    chat_template_kwargs: TemplateVariables | None = Field(None, description="As in a chat.")
+    chat_template_kwargs: schemas.TemplateVariables | None = Field(
+        None, description="As in a chat."
+    )
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
 
@@ -204,6 +191,14 @@ _ITEM_FIELDS = {"tool_call_id": "call_id", "function.arguments": "arguments", "c
 """Maps a field of a chat's message or call to the field of the item that it was made of."""
 
 
+_REQUEST_FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Maps fields of a chat to fields of /v1/responses with other names."""
+
+
 class MessagesBuilder:
     """Builds chat messages from input items. Consecutive reasoning, text and calls of the model
     become one message, as chat templates expect.
@@ -228,8 +223,8 @@ class MessagesBuilder:
 
     def request_path(self, param: str) -> str:
         """Return the path in the request for the path `param` in the chat."""
-        if param == "messages":
-            return "input"
+        if param in _REQUEST_FIELDS:
+            return _REQUEST_FIELDS[param]
         parts = param.split(".")
         for length in (4, 2):  # first the path of a call, messages.2.tool_calls.0, then messages.2
             if (path := self.item_paths.get(".".join(parts[:length]))) is not None:
@@ -252,14 +247,11 @@ class MessagesBuilder:
             message = self._assistant_message(path, "reasoning_content", "content", "tool_calls")
             message["reasoning_content"] = "\n".join(reasoning)
         else:
-            self._add_message(item, path)
-
-    def _add_message(self, item: MessageItem, path: str) -> None:
-        content = _chat_content(item.content, f"{path}.content")
-        if item.role == "assistant":
-            self._assistant_message(path, "content", "tool_calls")["content"] = content
-        else:
-            self._begin({"role": item.role, "content": content}, path)
+            content = _chat_content(item.content, f"{path}.content")
+            if item.role == "assistant":
+                self._assistant_message(path, "content", "tool_calls")["content"] = content
+            else:
+                self._begin({"role": item.role, "content": content}, path)
 
     def _assistant_message(self, path: str, *filled: str) -> Message:
         """Return the last message, if the model's and without fields `filled`, or a new one."""
@@ -273,20 +265,16 @@ class MessagesBuilder:
         self.messages.append(message)
 
 
-def _chat_content(content: Content, path: str) -> Any:
+def _chat_content(content: schemas.Content, path: str) -> Any:
     """Return the content for a chat message. path: of the item's field, for errors."""
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": text} for text in _texts(content, path)]
 
 
-def _texts(content: Content, path: str) -> list[str]:
+def _texts(content: schemas.Content, path: str) -> list[str]:
     types = ("input_text", "output_text", "reasoning_text")
-    return texts_of(content, path, types, unused=("annotations", "logprobs"))
-
-
-_REQUEST_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
-"""Maps fields of a chat, except `messages`, to fields of /v1/responses with other names."""
+    return schemas.texts_of(content, path, types, unused=("annotations", "logprobs"))
 
 
 class ChatConversion:
@@ -296,24 +284,15 @@ class ChatConversion:
     def __init__(self, request: ResponsesRequest) -> None:
         _check(request)
         self.echo = _echo(request)
-        self._builder = MessagesBuilder(request.instructions)
-        self._builder.add(request.input)
+        builder = MessagesBuilder(request.instructions)
+        builder.add(request.input)
         try:
-            self.chat = ChatRequest.model_validate(
-                _fields(request) | {"messages": self._builder.messages}
+            self.chat = schemas.ChatRequest.model_validate(
+                _fields(request) | {"messages": builder.messages}
             )
         except ValidationError as error:
-            raise self.request_error(validation_error(error)) from None
-
-    def request_error(self, error: ApiError) -> ApiError:
-        """Return an error about the chat with the request's names of the fields."""
-        message, param = error.message, error.param
-        if param is not None:
-            param = _REQUEST_FIELDS.get(param) or self._builder.request_path(param)
-            message = message.replace(error.param or "", param)
-        for name, own_name in _REQUEST_FIELDS.items():
-            message = message.replace(name, own_name)
-        return ApiError(message, error.status, param=param, code=error.code, headers=error.headers)
+            raise validation_error(error, builder.request_path) from None
+        self.chat._path = builder.request_path
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -332,12 +311,12 @@ def _text_format(request: ResponsesRequest) -> TextFormat | None:
 def _fields(request: ResponsesRequest) -> dict[str, Any]:
     """Return the fields of the chat, except messages."""
     same = ("tool_choice", "parallel_tool_calls", "chat_template_kwargs")
-    fields = {name: getattr(request, name) for name in (*CommonFields.model_fields, *same)}
+    fields = {name: getattr(request, name) for name in (*schemas.CommonFields.model_fields, *same)}
     fields["max_completion_tokens"] = request.max_output_tokens
     if isinstance(request.tool_choice, NamedFunction):
         fields["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
     if request.tools is not None:
-        names = set(FunctionFields.model_fields)
+        names = set(schemas.FunctionFields.model_fields)
         functions = [tool.model_dump(include=names, exclude_none=True) for tool in request.tools]
         fields["tools"] = [{"type": "function", "function": function} for function in functions]
     if (form := _text_format(request)) is not None:
@@ -355,7 +334,9 @@ def _echo(request: ResponsesRequest) -> Json:
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "temperature": DEFAULT_TEMPERATURE if request.temperature is None else request.temperature,
+        "temperature": schemas.DEFAULT_TEMPERATURE
+        if request.temperature is None
+        else request.temperature,
         "text": {
             "format": {"type": "text"}
             if form is None

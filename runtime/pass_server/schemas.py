@@ -3,7 +3,7 @@ vLLM and our own. Types are strict, and unknown fields are errors."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -13,6 +13,7 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
+    PrivateAttr,
     Tag,
     create_model,
     model_validator,
@@ -329,12 +330,10 @@ def _http_field(option: Option) -> tuple[Any, Any]:
     return value_type | None, Field(None, **bounds | HTTP_BOUNDS.get(option.name, {}))
 
 
-def common_fields_model(options: Iterable[Option]) -> type[StrictObject]:
-    """Return a schema with those of the options that HTTP requests have; the default is null."""
-    http_fields: dict[str, Any] = {
-        option.http: _http_field(option) for option in options if option.http is not None
-    }
-    return create_model("RequestFields", __base__=StrictObject, **http_fields)
+_http_fields: dict[str, Any] = {
+    each.http: _http_field(each) for each in REQUEST_OPTIONS.values() if each.http is not None
+}
+RequestFields: Any = create_model("RequestFields", __base__=StrictObject, **_http_fields)
 
 
 class PromptCacheOptions(StrictObject):
@@ -361,7 +360,7 @@ class NeutralFields(StrictObject):
     }
 
 
-class CommonFields(NeutralFields, common_fields_model(REQUEST_OPTIONS.values())):  # type: ignore[misc]
+class CommonFields(NeutralFields, RequestFields):  # type: ignore[misc]
     model: Name
     stream: bool | None = None
     speculative: bool | None = Field(
@@ -370,6 +369,8 @@ class CommonFields(NeutralFields, common_fields_model(REQUEST_OPTIONS.values()))
 
 
 class GenerationRequest(StructuredOutputFields, CommonFields):
+    _path: Callable[[str], str] = PrivateAttr(default=str)
+
     n: int | None = Field(
         None, ge=1, le=128, description="Sequences to write; sequence i is sampled with seed + i."
     )
@@ -389,6 +390,10 @@ class GenerationRequest(StructuredOutputFields, CommonFields):
         **dict.fromkeys(("use_beam_search", "early_stopping", "return_token_ids"), (False,)),
         **dict.fromkeys(("include_stop_str_in_output", "return_tokens_as_token_ids"), (False,)),
     }
+
+    def path(self, field: str) -> str:
+        """Return the path of a field in the body that the client sent, for errors."""
+        return self._path(field)
 
 
 class CompletionRequest(GenerationRequest):

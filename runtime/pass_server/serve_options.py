@@ -53,13 +53,18 @@ class ServeOptions:
     reuse_prefix: bool = option(
         False, "Share K/V of prompts' common prefixes on GPUs, as on CPUs; this changes rounding."
     )
-    # the help is that of the flag, which sets the field to False
     client_plans: bool = option(
         True,
-        "Refuse requests that name a plan or set speculative to false.",
+        "Requests may name a plan, or set speculative to false.",
         flag="--no-client-plan",
+        flag_help="Refuse requests that name a plan or set speculative to false.",
     )
-    page: bool = option(True, "Do not serve the web page at /.", flag="--no-page")
+    page: bool = option(
+        True,
+        "Serve the web page at /.",
+        flag="--no-page",
+        flag_help="Do not serve the web page at /.",
+    )
     special_tokens: bool = option(
         False, "Let messages contain special tokens.", flag="--allow-special-tokens"
     )

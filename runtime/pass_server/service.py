@@ -72,63 +72,72 @@ class Service:
         usage = self.session.usage()
         return usage.running + usage.waiting + count <= usage.slots
 
+    @asynccontextmanager
+    async def time_limit(self, arrived: float) -> AsyncIterator[None]:
+        """Raise ApiError if a request that came at `arrived` takes longer than it may."""
+        try:
+            async with asyncio.timeout(
+                arrived + self.options.request_seconds - time.perf_counter()
+            ):
+                yield
+        except TimeoutError as error:
+            raise as_api_error(error) from None
+
     async def parse(
-        self, request: GenerationRequest, size: int | None = None, key_digest: str = ""
+        self,
+        request: GenerationRequest,
+        size: int | None = None,
+        key_digest: str = "",
+        arrived: float | None = None,
     ) -> ParsedRequest:
         """Check and tokenize a request in threads, then wait until its constraints are compiled.
         Raises ApiError if the request is invalid or too long, or if there is no room for it. Its
         places are free again when it has ended, or when the result is garbage-collected.
 
         size: the bytes of the request; by default, those of its longest prompt. key_digest: of its
-        API key; "" if the server has no keys."""
-        arrived, sequences = time.perf_counter(), count_sequences(request)
-        longest_prompt = prompt_bytes(request)
-        with self._admission(sequences), ExitStack() as until_parsed:
-            places = until_parsed.enter_context(
-                self.session.reserve(sequences, self.options.max_queue)
-            )
-            if longest_prompt > self._max_prompt_bytes:
-                raise ApiError(
-                    f"the prompt has {longest_prompt} bytes, more than fit in "
-                    f"{self._max_prompt_tokens} tokens, the limit of this server; shorten it",
-                    param="messages" if isinstance(request, ChatRequest) else "prompt",
-                    code="context_length_exceeded",
+        API key; "" if the server has no keys. arrived: `time.perf_counter`, by default now."""
+        arrived = time.perf_counter() if arrived is None else arrived
+        sequences, longest_prompt = count_sequences(request), prompt_bytes(request)
+        async with self.time_limit(arrived):
+            with self._admission(sequences), ExitStack() as until_parsed:
+                places = until_parsed.enter_context(
+                    self.session.reserve(sequences, self.options.max_queue)
                 )
-            work = partial(self.parser.tokenize, request, arrived, key_digest)
-            tokenized = await self.run_in_thread(work, longest_prompt if size is None else size)
-            for future, param in tokenized.compiling:
-                await self._wait(future)
-                with constraint_errors(param):
-                    future.result()
-            parsed = await self.run_in_thread(partial(self.parser.finish, tokenized, places), 0)
-            until_parsed.pop_all()  # the places now belong to `parsed`
-            return parsed
-
-    async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Call `work` in a thread. Raises ApiError if that takes too long. size: the bytes of text
-        that `work` reads."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self.options.request_seconds):
-                if size <= LONG_TEXT_BYTES:
-                    return await loop.run_in_executor(self._executor, work)
-                await self._long_text_semaphore.acquire()
-                working = self._executor.submit(work)
-                # A thread goes on after a timeout: only its end makes room for another long text.
-                working.add_done_callback(lambda _: _soon(loop, self._long_text_semaphore.release))
-                return await asyncio.wrap_future(working)
-        except TimeoutError as error:
-            raise as_api_error(error) from None
+                if longest_prompt > self._max_prompt_bytes:
+                    raise ApiError(
+                        f"the prompt has {longest_prompt} bytes, more than fit in "
+                        f"{self._max_prompt_tokens} tokens, the limit of this server; shorten it",
+                        param=request.path(
+                            "messages" if isinstance(request, ChatRequest) else "prompt"
+                        ),
+                        code="context_length_exceeded",
+                    )
+                work = partial(self.parser.tokenize, request, arrived, key_digest)
+                tokenized = await self.run_in_thread(work, longest_prompt if size is None else size)
+                for future, param in tokenized.compiling:
+                    await self._wait(future)
+                    with constraint_errors(param):
+                        future.result()
+                parsed = await self.run_in_thread(partial(self.parser.finish, tokenized, places), 0)
+                until_parsed.pop_all()  # the places now belong to `parsed`
+                return parsed
 
     async def _wait(self, future: Future[Any]) -> None:
         """Wait for a future that other requests may wait for, too."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         future.add_done_callback(lambda _: _soon(loop, done.set))
-        try:
-            async with asyncio.timeout(self.options.request_seconds):
-                await done.wait()
-        except TimeoutError as error:
-            raise as_api_error(error) from None
+        await done.wait()
+
+    async def run_in_thread(self, work: Callable[[], T], size: int) -> T:
+        """size: the bytes of text that `work` reads."""
+        loop = asyncio.get_running_loop()
+        if size <= LONG_TEXT_BYTES:
+            return await loop.run_in_executor(self._executor, work)
+        await self._long_text_semaphore.acquire()
+        working = self._executor.submit(work)
+        # A thread goes on after a timeout: only its end makes room for another long text.
+        working.add_done_callback(lambda _: _soon(loop, self._long_text_semaphore.release))
+        return await asyncio.wrap_future(working)
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.model):

@@ -55,10 +55,8 @@ class GenerationResponse(Response):
             started = True
 
         async def work() -> None:
-            options = self._service.options
-            seconds_left = self._request.arrived + options.request_seconds - time.perf_counter()
             try:
-                async with asyncio.timeout(seconds_left):
+                async with self._service.time_limit(self._request.arrived):
                     await self._answer(scope, receive, send, send_noted)
             except Exception as error:
                 # If the client does not read the error, uvicorn closes the incomplete response.

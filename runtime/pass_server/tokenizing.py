@@ -10,32 +10,23 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from pass_runtime import PassError
+from pass_server import schemas
 from pass_server.api_error import ApiError, not_supported
-from pass_server.schemas import (
-    ChatRequest,
-    Messages,
-    Name,
-    StrictObject,
-    TemplateVariables,
-    Text,
-    TokenIds,
-    Tools,
-)
 from pass_server.service import Service
 
 
-class TokenizeRequest(StrictObject):
+class TokenizeRequest(schemas.StrictObject):
     """Either `prompt` or `messages` must be set."""
 
-    model: Name | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
+    model: schemas.Name | None = None
+    prompt: schemas.Text | None = None
+    messages: schemas.Messages | None = None
     add_special_tokens: bool | None = Field(
         None, description="Default true for a prompt; must be false for messages."
     )
     return_token_strs: bool | None = None
-    tools: Tools | None = None
-    chat_template_kwargs: TemplateVariables | None = None
+    tools: schemas.Tools | None = None
+    chat_template_kwargs: schemas.TemplateVariables | None = None
     neutral: ClassVar = {
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
@@ -44,9 +35,9 @@ class TokenizeRequest(StrictObject):
     }
 
 
-class DetokenizeRequest(StrictObject):
-    model: Name | None = None
-    tokens: TokenIds
+class DetokenizeRequest(schemas.StrictObject):
+    model: schemas.Name | None = None
+    tokens: schemas.TokenIds
 
 
 def add_tokenize_endpoints(app: FastAPI, service: Service, responses: Any) -> None:
@@ -96,7 +87,7 @@ def _chat_ids(service: Service, request: TokenizeRequest) -> list[int]:
         raise not_supported("add_special_tokens", True, why)
     names = {"messages", "tools", "chat_template_kwargs"}
     fields = request.model_dump(include=names, exclude_none=True)
-    chat = ChatRequest.model_validate({"model": service.model, **fields})
+    chat = schemas.ChatRequest.model_validate({"model": service.model, **fields})
     return service.parser.chat_ids(chat)
 
 

@@ -7,9 +7,10 @@ import json
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pass_runtime import Constraint
 from pass_server.turn_reader import (
@@ -23,28 +24,28 @@ from pass_server.turn_reader import (
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 JSON_WHITESPACE = " \t\r\n"
-State = Literal["before", "key", "in key", "colon", "value", "in value", "comma", "done", "invalid"]
-"""What comes next: the opening brace ("before"), the named part, or the closing brace."""
+T = TypeVar("T")
+Characters = Generator[None, str, T]
+"""Gets a text by its characters."""
 
 
 class CallScanner:
     """Reads the JSON object of a call, character by character, as its arguments may be no JSON.
 
     begun: whether the function is known, and its arguments have started or the object has ended.
-    state: "invalid" once the text is not that of a call; a call that has begun ends there. raw: all
-    text that was read."""
+    ended: the object has, or the text is not that of a call. raw: all text that was read."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self.state: State = "before"
-        self.begun = False
+        self.begun = self.ended = False
         self.raw = ""
         self._name = ""
         self._key = self._value = ""  # the key and the value that are being read
-        self._unsent = ""
-        self._arguments_started = False
         self._value_ended = False  # whether any field has been read to its end
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._arguments_started = False
+        self._unsent = ""
+        self._object = self._read_object()
+        next(self._object)
 
     @property
     def begins_call(self) -> bool:
@@ -53,106 +54,90 @@ class CallScanner:
             return True
         if self._value_ended or not "name".startswith(self._key):  # the first field is another one
             return False
-        names = [json.dumps(name) for name in self._names]
-        return self.state != "in value" or any(name.startswith(self._value) for name in names)
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ("done", "invalid")
+        return any(json.dumps(name).startswith(self._value) for name in self._names)
 
     def push(self, text: str) -> tuple[list[TurnDelta], str]:
         """Read `text`. Return (its deltas, the text after the object)."""
         deltas: list[TurnDelta] = []
         offset = 0
+        is_whole = False
         while offset < len(text) and not self.ended:
-            offset += self._read(text[offset])
-            is_call = self._name and (self._arguments_started or self.state == "done")
-            if is_call and not self.begun and self.state != "invalid":
+            try:
+                self._object.send(text[offset])
+                offset += 1
+            except StopIteration as end:
+                self.ended, is_whole = True, end.value
+                offset += 1 if is_whole else 0
+            if self._name and not self.begun and (self._arguments_started or is_whole):
                 self.begun = True
                 deltas.append(ToolCallStart(self._name))
         self.raw += text[:offset]
-        if self.begun and self.state == "done" and not self._arguments_started:
+        if is_whole and not self._arguments_started:
             self._unsent = "{}"  # Clients expect JSON.
         if self.begun and self._unsent:
             deltas.append(ArgumentsDelta(self._unsent))
             self._unsent = ""
         return deltas, text[offset:]
 
-    def _read(self, character: str) -> int:
-        """Read a character. Return 0 if the new state has to read it again, else 1."""
-        if self.state == "in key":
-            return self._read_key(character)
-        if self.state == "in value":
-            return self._read_value(character)
-        if character in JSON_WHITESPACE:
-            return 1
-        if self.state == "value":
-            return self._begin_value(character)
-        next_states = {
-            ("before", "{"): "key",
-            ("key", '"'): "in key",
-            ("key", "}"): "done",  # after a trailing comma
-            ("colon", ":"): "value",
-            ("comma", ","): "key",
-            ("comma", "}"): "done",
-        }
-        next_state = next_states.get((self.state, character))
-        if next_state is None or (next_state == "done" and not self._name):
-            self.state = "invalid"
-            return 0
-        self.state = next_state  # type: ignore[assignment]
-        return 1
-
-    def _read_key(self, character: str) -> int:
-        if character == '"':
-            self.state = "colon"
-        else:
-            self._key += character
-        return 1
-
-    def _begin_value(self, character: str) -> int:
-        self._value, self._depth, self._quoted, self._escaped = "", 0, False, False
-        self.state = "in value"
-        if self._key in ARGUMENTS_KEYS:
-            if character != "{" or self._arguments_started:  # no object, or the second one
-                self.state = "invalid"
-            else:
+    def _read_object(self) -> Characters[bool]:
+        """Return whether the object is that of a call, at its end or before the wrong character."""
+        if (yield from _after_space()) != "{":
+            return False
+        separator = ","
+        while separator == ",":
+            character = yield from _after_space()
+            if character == "}":  # after a trailing comma
+                return bool(self._name)
+            if character != '"':
+                return False
+            self._key = self._value = ""
+            while (character := (yield)) != '"':
+                self._key += character
+            if (yield from _after_space()) != ":":
+                return False
+            character = yield from _after_space()
+            if self._key in ARGUMENTS_KEYS:
+                if character != "{" or self._arguments_started:  # no object, or the second one
+                    return False
                 self._arguments_started = True
-        return 0
+            following = yield from self._read_value(character)
+            if self._key == "name" and not self._name:
+                with suppress(ValueError):
+                    self._name = next((n for n in self._names if n == json.loads(self._value)), "")
+                if not self._name:
+                    return False
+            self._value_ended = True
+            separator = yield from _after_space(following)
+        return separator == "}" and bool(self._name)
 
-    def _read_value(self, character: str) -> int:
-        is_outside = not self._quoted and self._depth == 0
-        if is_outside and self._value and character in ",}]" + JSON_WHITESPACE:
-            self._end_value()  # The value was a number, true, false or null.
-            return 0
-        self._value += character
-        if self._key in ARGUMENTS_KEYS:
-            self._unsent += character
-        if self._quoted:
-            self._quoted = self._escaped or character != '"'
-            self._escaped = character == "\\" and not self._escaped
-        elif character == '"':
-            self._quoted = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-        if self._depth == 0 and not self._quoted and character in '}]"':
-            self._end_value()
-        return 1
+    def _read_value(self, character: str) -> Characters[str]:
+        """Return the character behind a number, true, false or null; "" behind other values."""
+        depth, quoted, escaped = 0, False, False
+        while True:
+            is_outside = not quoted and depth == 0
+            if is_outside and self._value and character in ",}]" + JSON_WHITESPACE:
+                return character
+            self._value += character
+            if self._key in ARGUMENTS_KEYS:
+                self._unsent += character
+            if quoted:
+                quoted = escaped or character != '"'
+                escaped = character == "\\" and not escaped
+            elif character == '"':
+                quoted = True
+            elif character in "{[":
+                depth += 1
+            elif character in "}]":
+                depth -= 1
+            if depth == 0 and not quoted and character in '}]"':
+                return ""
+            character = yield
 
-    def _end_value(self) -> None:
-        self.state, self._value_ended = "comma", True
-        if self._key == "name" and not self._name:
-            try:
-                name = json.loads(self._value)
-            except ValueError:
-                name = None
-            if isinstance(name, str) and name in self._names:
-                self._name = name
-            else:
-                self.state = "invalid"
-        self._key = ""
+
+def _after_space(character: str = "") -> Characters[str]:
+    while character in JSON_WHITESPACE:  # also ""
+        character = yield
+    return character
 
 
 class CallReader(SteppedReader):
@@ -255,6 +240,88 @@ class MarkedReader(CallReader):
         self._emit_text(deltas, len(self._before))  # A call may follow another marker in the rest.
 
 
+class _HermesReader(MarkedReader):
+    """Also reads calls without markers at the beginning of a turn: Qwen2.5-Coder writes them."""
+
+    marker, closing = "<tool_call>", "</tool_call>"
+    _unmarked_allowed = True  # whether the next call may have no markers
+
+    def _find_call(self, deltas: list[TurnDelta]) -> bool:
+        stripped = self._held.lstrip()
+        if self._unmarked_allowed and not stripped:
+            return False
+        if self._unmarked_allowed and stripped[0] == "{":
+            self._begin_call(self._held[: len(self._held) - len(stripped)], stripped)
+            return True
+        self._unmarked_allowed = False
+        return super()._find_call(deltas)
+
+    def _reject_call(self, deltas: list[TurnDelta]) -> None:
+        self._unmarked_allowed = False
+        super()._reject_call(deltas)
+
+    def _read_after_call(self) -> bool:
+        rest = self._held.lstrip()
+        if rest.startswith(self.closing):
+            self._held, self._unmarked_allowed = rest.removeprefix(self.closing), False
+            return True
+        if self.closing.startswith(rest):  # white space, or the beginning of the closing marker
+            return False
+        self._held, self._state = rest, "text"
+        return True
+
+
+class _MistralReader(MarkedReader):
+    marker = "[TOOL_CALLS]"
+    _in_list = False  # whether the list's opening bracket was read
+
+    def _after_marker(self, before: str, held: str) -> None:
+        self._before, self._held, self._state, self._in_list = before, held, "after", False
+
+    def _read_after_call(self) -> bool:
+        rest = self._held.lstrip()
+        if not rest:
+            return False
+        if not self._in_list and rest[0] == "[":
+            self._before, self._held, self._in_list = self._before + " [", rest[1:], True
+        elif self._in_list and rest[0] == "{":
+            # After a first call, the marker and the bracket are part of that call.
+            self._begin_call("" if self._called else self._before, rest)
+        elif self._in_list and self._called and rest[0] == ",":
+            self._held = rest[1:]
+        elif self._called:  # the end of the list
+            self._held, self._state = rest.removeprefix("]").lstrip(), "text"
+        else:  # what follows the marker is no list of calls
+            self._held, self._state = self._before + self._held, "rest"
+        return True
+
+    def _reject_call(self, deltas: list[TurnDelta]) -> None:
+        CallReader._reject_call(self, deltas)
+
+
+class _Llama3Reader(CallReader):
+    marker = "<|python_tag|>"
+
+    def _find_call(self, deltas: list[TurnDelta]) -> bool:  # noqa: ARG002
+        return self._read_start(self._held.lstrip())
+
+    def _read_after_call(self) -> bool:
+        return self._read_start(self._held.lstrip(" \n;"))
+
+    def _read_start(self, rest: str) -> bool:
+        """Begin a call if `rest`, the end of `_held`, starts with one, else read it as content."""
+        unmarked = rest.removeprefix(self.marker).lstrip()
+        if not unmarked or self.marker.startswith(rest):
+            return False
+        if unmarked[0] == "{":
+            self._begin_call(self._held[: len(self._held) - len(unmarked)], unmarked)
+        else:
+            self._state = "rest"
+            if self._called:
+                self._held = rest  # without the white space behind the call
+        return True
+
+
 @dataclass(frozen=True)
 class Function:
     name: str
@@ -264,20 +331,18 @@ class Function:
 class CallFormat(ABC):
     """A format of tool calls.
 
-    name: for --tool-call-parser. markers: the texts around calls, which the reader gets even if
-    they are special tokens. template_signs, foreign_signs: texts that every chat template of this
-    format contains, or only those of others. parallel: whether a turn may have several calls."""
+    name: for --tool-call-parser. reader: of one turn, given the functions' names. markers: the
+    texts around calls, which the reader gets even if they are special tokens. template_signs,
+    foreign_signs: texts that every chat template of this format contains, or only those of others.
+    parallel: whether a turn may have several calls."""
 
     name: str
+    reader: type[CallReader]
     markers: tuple[str, ...]
     template_signs: tuple[str, ...]
     foreign_signs: tuple[str, ...] = ()
     arguments_key = "arguments"
     parallel = True
-
-    @abstractmethod
-    def reader(self, names: Collection[str]) -> CallReader:
-        """Return a reader for one turn that may call the functions `names`."""
 
     @abstractmethod
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
@@ -308,11 +373,9 @@ class CallFormat(ABC):
 class Hermes(CallFormat):
     """Hermes and Qwen: any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
-    name, markers, template_signs = "hermes", ("<tool_call>", "</tool_call>"), ("<tool_call>",)
+    name, reader = "hermes", _HermesReader
+    markers, template_signs = ("<tool_call>", "</tool_call>"), ("<tool_call>",)
     foreign_signs = ("<function=", "<arg_key>")
-
-    def reader(self, names: Collection[str]) -> CallReader:
-        return _HermesReader(names)
 
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
         opening, closing = (terminal(marker) for marker in self.markers)
@@ -320,45 +383,12 @@ class Hermes(CallFormat):
         return f'{marked_call} ("\\n" {marked_call})*' if parallel else marked_call
 
 
-class _HermesReader(MarkedReader):
-    """Also reads calls without markers at the beginning of a turn: Qwen2.5-Coder writes them."""
-
-    marker, closing = Hermes.markers
-    _unmarked_allowed = True  # whether the next call may have no markers
-
-    def _find_call(self, deltas: list[TurnDelta]) -> bool:
-        stripped = self._held.lstrip()
-        if self._unmarked_allowed and not stripped:
-            return False
-        if self._unmarked_allowed and stripped[0] == "{":
-            self._begin_call(self._held[: len(self._held) - len(stripped)], stripped)
-            return True
-        self._unmarked_allowed = False
-        return super()._find_call(deltas)
-
-    def _reject_call(self, deltas: list[TurnDelta]) -> None:
-        self._unmarked_allowed = False
-        super()._reject_call(deltas)
-
-    def _read_after_call(self) -> bool:
-        rest = self._held.lstrip()
-        if rest.startswith(self.closing):
-            self._held, self._unmarked_allowed = rest.removeprefix(self.closing), False
-            return True
-        if self.closing.startswith(rest):  # white space, or the beginning of the closing marker
-            return False
-        self._held, self._state = rest, "text"
-        return True
-
-
 class Mistral(CallFormat):
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`"""
 
-    name, markers, template_signs = "mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)
+    name, reader = "mistral", _MistralReader
+    markers, template_signs = ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)
     foreign_signs = ("[ARGS]",)
-
-    def reader(self, names: Collection[str]) -> CallReader:
-        return _MistralReader(names)
 
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:
         further_calls = ' (", " call)*' if parallel else ""
@@ -369,71 +399,17 @@ class Mistral(CallFormat):
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-class _MistralReader(MarkedReader):
-    marker = Mistral.markers[0]
-    _in_list = False  # whether the list's opening bracket was read
-
-    def _after_marker(self, before: str, held: str) -> None:
-        self._before, self._held, self._state, self._in_list = before, held, "after", False
-
-    def _read_after_call(self) -> bool:
-        rest = self._held.lstrip()
-        if not rest:
-            return False
-        if not self._in_list and rest[0] == "[":
-            self._before, self._held, self._in_list = self._before + " [", rest[1:], True
-        elif self._in_list and rest[0] == "{":
-            # After a first call, the marker and the bracket are part of that call.
-            self._begin_call("" if self._called else self._before, rest)
-        elif self._in_list and self._called and rest[0] == ",":
-            self._held = rest[1:]
-        elif self._called:  # the end of the list
-            self._held, self._state = rest.removeprefix("]").lstrip(), "text"
-        else:  # what follows the marker is no list of calls
-            self._held, self._state = self._before + self._held, "rest"
-        return True
-
-    def _reject_call(self, deltas: list[TurnDelta]) -> None:
-        CallReader._reject_call(self, deltas)
-
-
 class Llama3Json(CallFormat):
     """`{"name": ..., "parameters": {...}}`, perhaps after the marker, is the whole turn. Models
     write further calls after `;`, too."""
 
-    name, markers = "llama3_json", ("<|python_tag|>",)
+    name, reader, markers = "llama3_json", _Llama3Reader, ("<|python_tag|>",)
     template_signs = ('"parameters": ', "<|start_header_id|>")
     arguments_key = "parameters"
     parallel = False
 
-    def reader(self, names: Collection[str]) -> CallReader:
-        return _Llama3Reader(names)
-
     def calls_rule(self, terminal: Callable[[str], str], *, parallel: bool) -> str:  # noqa: ARG002
         return "call"
-
-
-class _Llama3Reader(CallReader):
-    marker = Llama3Json.markers[0]
-
-    def _find_call(self, deltas: list[TurnDelta]) -> bool:  # noqa: ARG002
-        return self._read_start(self._held.lstrip())
-
-    def _read_after_call(self) -> bool:
-        return self._read_start(self._held.lstrip(" \n;"))
-
-    def _read_start(self, rest: str) -> bool:
-        """Begin a call if `rest`, the end of `_held`, starts with one, else read it as content."""
-        unmarked = rest.removeprefix(self.marker).lstrip()
-        if not unmarked or self.marker.startswith(rest):
-            return False
-        if unmarked[0] == "{":
-            self._begin_call(self._held[: len(self._held) - len(unmarked)], unmarked)
-        else:
-            self._state = "rest"
-            if self._called:
-                self._held = rest  # without the white space behind the call
-        return True
 
 
 FORMATS: Mapping[str, CallFormat] = {

@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
 from tokenizers import Tokenizer
 
 from pass_runtime import Constraint, Session
+from pass_server import schemas
 from pass_server.api_error import ApiError, not_supported
-from pass_server.schemas import (
-    AssistantMessage,
-    ChatRequest,
-    NamedChoice,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-    texts_of,
-)
 from pass_server.serve_options import ServeOptions
 from pass_server.tool_calls import FORMATS, CallFormat, Function, format_of
 from pass_server.turn_reader import REASONING_END, REASONING_START, ReasoningReader, TurnReader
@@ -36,39 +29,41 @@ RESERVED_VARIABLES = (
 """Variables of chat templates that clients cannot set, besides special tokens."""
 
 
-def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
+def template_messages(request: schemas.ChatRequest, *, calls: bool) -> list[dict[str, Any]]:
     """Return the messages for the chat template. calls: whether it takes tool calls. Raises
     ApiError if a message is invalid."""
     names: dict[str, str] = {}  # of functions, by the ids of calls
     messages = []
     for i, message in enumerate(request.messages):
-        path = f"messages.{i}."
-        is_result = isinstance(message, ToolMessage)
+        path = partial(_path, request, i)
+        is_result = isinstance(message, schemas.ToolMessage)
         if not calls and (is_result or getattr(message, "tool_calls", None)):
-            param = path + ("role" if is_result else "tool_calls")
+            param = path("role" if is_result else "tool_calls")
             problem = "this model takes no tool calls"
             raise ApiError(problem, param=param, code="unsupported_parameter")
         fields: dict[str, Any] = {"role": message.role}
         if message.content is not None:
-            fields["content"] = "\n".join(texts_of(message.content, path + "content"))
-        if isinstance(message, UserMessage):
+            fields["content"] = "\n".join(schemas.texts_of(message.content, path("content")))
+        if isinstance(message, schemas.UserMessage):
             fields["role"] = "system" if message.role == "developer" else message.role
-        elif isinstance(message, ToolMessage):
+        elif isinstance(message, schemas.ToolMessage):
             if message.tool_call_id not in names:
-                problem = f"{path}tool_call_id must be the id of a call in an earlier message"
-                raise ApiError(problem, param=path + "tool_call_id")
+                param = path("tool_call_id")
+                problem = f"{param} must be the id of a call in an earlier message"
+                raise ApiError(problem, param=param)
             name = names[message.tool_call_id]
             if message.name not in (None, name):
                 raise ApiError(
-                    f"{path}name is {message.name!r}, but the call {message.tool_call_id!r} is of "
-                    f"the function {name!r}: leave name out, or correct tool_call_id",
-                    param=path + "name",
+                    f"{path('name')} is {message.name!r}, but the call {message.tool_call_id!r} is "
+                    f"of the function {name!r}: leave name out, or correct tool_call_id",
+                    param=path("name"),
                 )
             fields |= {"tool_call_id": message.tool_call_id, "name": name}
         else:
             if message.content is None and not (message.tool_calls or message.reasoning_content):
-                problem = f"{path}content: a message needs text, reasoning_content or tool_calls"
-                raise ApiError(problem, param=path + "content")
+                param = path("content")
+                problem = f"{param}: a message needs text, reasoning_content or tool_calls"
+                raise ApiError(problem, param=param)
             if message.reasoning_content:
                 fields["reasoning_content"] = message.reasoning_content
             if message.tool_calls:
@@ -78,18 +73,22 @@ def template_messages(request: ChatRequest, *, calls: bool) -> list[dict[str, An
     return messages
 
 
-def chat_texts(request: ChatRequest) -> Iterator[str]:
+def _path(request: schemas.ChatRequest, index: int, field: str) -> str:
+    return request.path(f"messages.{index}.{field}")
+
+
+def chat_texts(request: schemas.ChatRequest) -> Iterator[str]:
     """Yield all texts of a chat that its prompt may contain."""
     for i, message in enumerate(request.messages):
-        yield from texts_of(message.content, f"messages.{i}.content")
-        if isinstance(message, AssistantMessage):
+        yield from schemas.texts_of(message.content, _path(request, i, "content"))
+        if isinstance(message, schemas.AssistantMessage):
             yield message.reasoning_content or ""
             yield from (call.function.arguments for call in message.tool_calls or ())
     for tool in request.tools or ():
         yield json.dumps(tool.model_dump(), ensure_ascii=False)
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: schemas.ToolCall) -> dict[str, Any]:
     """Return a call for the chat template, with `written_arguments` if they are no object: else all
     later requests of the chat would fail."""
     function: dict[str, Any] = {"name": call.function.name}
@@ -142,7 +141,7 @@ class ChatFormat:
         elif options.tool_call_parser == "auto":
             self.calls = format_of(template.tool_use_source)
 
-    def variables(self, request: ChatRequest) -> dict[str, Any]:
+    def variables(self, request: schemas.ChatRequest) -> dict[str, Any]:
         """Return the variables for the chat template besides messages. Raises ApiError if it does
         not read one, or if the tools are invalid."""
         chosen, tools = request.tool_choice, request.tools or []
@@ -154,7 +153,7 @@ class ChatFormat:
             raise not_supported("tool_choice", chosen, "there are no tools to choose from")
         if len(set(names)) < len(names):
             raise ApiError("two tools have the same name", param="tools")
-        if isinstance(chosen, NamedChoice) and chosen.function.name not in names:
+        if isinstance(chosen, schemas.NamedChoice) and chosen.function.name not in names:
             problem = f"tool_choice names {chosen.function.name!r}, which is none of the tools"
             raise ApiError(problem, param="tool_choice")
         variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
@@ -171,8 +170,10 @@ class ChatFormat:
             variables["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
         return variables
 
-    def turn_format(self, request: ChatRequest, prompt: Sequence[int]) -> TurnFormat | None:
-        calls = self.calls if request.tools and request.tool_choice != "none" else None
+    def turn_format(self, request: schemas.ChatRequest, prompt: Sequence[int]) -> TurnFormat | None:
+        chosen = request.tool_choice
+        names_one = isinstance(chosen, schemas.NamedChoice)
+        calls = self.calls if request.tools and chosen != "none" else None
         if calls is None and not self.has_reasoning:
             return None
         prompt_end = self._session.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
@@ -187,12 +188,11 @@ class ChatFormat:
             calls,
             tuple(tool.function.name for tool in request.tools or ()) if calls else (),
             tuple(i for i, t in added_tokens.items() if t.special and t.content in markers),
-            only_calls=calls is not None
-            and (request.tool_choice == "required" or isinstance(request.tool_choice, NamedChoice)),
+            only_calls=calls is not None and (chosen == "required" or names_one),
         )
 
     def constraint(
-        self, request: ChatRequest, turn: TurnFormat | None, requested: Constraint | None
+        self, request: schemas.ChatRequest, turn: TurnFormat | None, requested: Constraint | None
     ) -> Constraint | None:
         """Return the constraint of the whole turn. requested: that of the content."""
         if turn is None:
@@ -202,7 +202,7 @@ class ChatFormat:
         # If neither calls nor a form of the content are required, nothing is constrained.
         if turn.calls is not None and (turn.only_calls or requested is not None):
             parallel = request.parallel_tool_calls is not False and not isinstance(
-                request.tool_choice, NamedChoice
+                request.tool_choice, schemas.NamedChoice
             )
             calls = turn.calls.rules(_functions(request), terminal, parallel=parallel)
             rules = [calls] if turn.only_calls else [*rules, calls]
@@ -216,12 +216,12 @@ class ChatFormat:
         )
 
 
-def _functions(request: ChatRequest) -> list[Function]:
+def _functions(request: schemas.ChatRequest) -> list[Function]:
     chosen = request.tool_choice
     return [
         Function(tool.function.name, tool.function.parameters or {})
         for tool in request.tools or ()
-        if not isinstance(chosen, NamedChoice) or tool.function.name == chosen.function.name
+        if not isinstance(chosen, schemas.NamedChoice) or tool.function.name == chosen.function.name
     ]
 
 

@@ -12,23 +12,22 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from changed_pass_run import held_pass_run, slow_pass_run
 from click.testing import CliRunner, Result
+from manifests import real_document, replace, write_manifest
 
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import digest_of
 from pass_runtime.cli.main import main
 
 PROMPT, ENTERED = "\x1b[?2004h", "\x1b[?2004l"
-"""What a terminal is sent when a line may be typed (bracketed paste on), and once it was entered
-(bracketed paste off)."""
+"""Bracketed paste is on while a line may be typed, and off once it was entered."""
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 SLOW_PASS_RUN = slow_pass_run(0.05)
-"""pass-run that waits 0.05 s before each pass, so that a test can interrupt a tiny model."""
+"""With 0.05 s before each pass, so that a test can interrupt a tiny model."""
 
 
 class Terminal:
@@ -63,7 +62,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, text: str) -> str:
-        """Wait for `text`. Return what was written since the last call, `text` included."""
+        """Return what was written since the last call, up to `text`."""
         while text not in self.shown:
             self._read(f"{text!r} did not come")
         before, _, self.shown = self.shown.partition(text)
@@ -74,7 +73,7 @@ class Terminal:
             self._read(f"{count} characters did not come")
 
     def _read(self, problem: str) -> None:
-        """Add output to `shown`. Fail with `problem` if none comes within a minute."""
+        """Fail with `problem` if no output comes within a minute."""
         ready, _, _ = select.select([self._master], [], [], 60)
         try:
             read = os.read(self._master, 4096) if ready else b""
@@ -95,7 +94,7 @@ def process(*arguments: object, stdin: str | None = "") -> subprocess.CompletedP
 
 
 def pass_run(*arguments: object, stdin: str | bytes = "") -> Result:
-    """Run the command in this process. Raises its exceptions but SystemExit."""
+    """Run the command in this process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
@@ -113,7 +112,7 @@ def output(*arguments: object, stdin: str | bytes = "") -> str:
 
 
 def assert_refused(status: int, stdout: str, stderr: str) -> str:
-    """Assert status 2 and one line on stderr, an error. Return the line."""
+    """Return the only line on stderr, an error."""
     assert (status, stdout) == (2, ""), stderr
     assert re.fullmatch("error: .+\n", stderr), stderr
     return stderr
@@ -125,7 +124,7 @@ def refusal(*arguments: object, stdin: str | bytes = "") -> str:
 
 
 def bundle_copy(bundle: Path, target: Path, *, without: str = "") -> Path:
-    """Make a copy of links of a bundle, without the file `without`. Return `target`."""
+    """Return `target`, which gets links to the files of a bundle but `without`."""
     target.mkdir()
     for file in bundle.iterdir():
         if file.name != without:
@@ -136,21 +135,17 @@ def bundle_copy(bundle: Path, target: Path, *, without: str = "") -> Path:
 def changed_bundle(
     bundle: Path, target: Path, *, template: str | None = "", **of_model: object
 ) -> Path:
-    """Make a copy of a bundle with other fields of its model, and another chat template: "" for the
-    same, None for none."""
-    bundle_copy(bundle, target, without="pass_config.json")
-    manifest = json.loads((bundle / "pass_config.json").read_text())
-    manifest["model"] |= of_model
-    if template != "":
-        (target / "chat_template.jinja").unlink()
-        del manifest["files"]["chat_template.jinja"]
-    if template:
-        (target / "chat_template.jinja").write_text(template)
-        manifest["files"]["chat_template.jinja"] = file_info(
-            target / "chat_template.jinja"
-        ).model_dump()
-    manifest["digest"] = digest_of(manifest)
-    (target / "pass_config.json").write_text(json.dumps(manifest))
+    """Return a copy with other fields of its model and another chat template: None for none."""
+    document = real_document(bundle_copy(bundle, target))
+    document["model"] |= of_model
+    name = "chat_template.jinja"
+    if template is None:
+        (target / name).unlink()
+        del document["files"][name]
+    elif template:
+        replace(target / name, template.encode())
+        document["files"][name] = file_info(target / name).model_dump()
+    write_manifest(target, document)
     return target
 
 
@@ -163,17 +158,42 @@ def read_jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@contextmanager
-def held_batch(
-    lines: int, bundle: Path, requests: Path, results: Path, *flags: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Run `pass-run batch`, and yield its process when it has written `lines` results. It begins no
-    further pass."""
-    command = held_pass_run(results.parent, results.name, lines)
-    arguments = ("batch", bundle, requests, results, *flags, "--max-batch-size", "1")
-    with subprocess.Popen(
-        [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True
-    ) as running:
-        while not results.is_file() or results.read_bytes().count(b"\n") < lines:
-            assert running.poll() is None
-        yield running
+class Batch:
+    """`pass-run batch` with a bundle, and with its files in a folder."""
+
+    def __init__(self, bundle: Path, folder: Path, *flags: str) -> None:
+        self.bundle, self.flags = bundle, flags
+        self.requests, self.results = folder / "in.jsonl", folder / "out.jsonl"
+
+    def command(self, *flags: object) -> tuple[object, ...]:
+        return ("batch", self.bundle, self.requests, self.results, *self.flags, *flags)
+
+    def run(self, *flags: object, status: int = 0) -> str:
+        """Return what is written to stderr."""
+        done = pass_run(*self.command(*flags))
+        assert done.exit_code == status, done.stderr
+        return done.stderr
+
+    def refusal(self, *flags: object) -> str:
+        return refusal(*self.command(*flags))
+
+    def written(self) -> list[dict]:
+        return read_jsonl(self.results)
+
+    def answers(self, *lines: object, flags: Sequence[object] = ()) -> list[dict]:
+        """Return the results of these lines: texts as they are, others as JSON."""
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        self.requests.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        self.run(*flags)
+        return self.written()
+
+    @contextmanager
+    def held(self, lines: int, *flags: object) -> Iterator[subprocess.Popen[str]]:
+        """Run the command, and yield its process when it has written `lines` results. It begins no
+        further pass."""
+        command = held_pass_run(self.results.parent, self.results.name, lines)
+        command += map(str, self.command(*flags, "--max-batch-size", 1))
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+            while not self.results.is_file() or self.results.read_bytes().count(b"\n") < lines:
+                assert running.poll() is None
+            yield running

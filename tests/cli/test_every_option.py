@@ -4,8 +4,9 @@ is asked for."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from click import Context
@@ -116,8 +117,20 @@ COMMANDS = {
 }
 
 
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+RAY_CASES = CASES["serve"] | {
+    "max_batch_size": Case(expected={"LoadOptions.max_batch_size": 12, "deployment.slots": 12}),
+    "device": Case("--device cpu"),
+    "bundle": Case(expected={"open_bundle.bundle": Path("other")}),
+    "host": Case(expected={"start.http_options": {"host": "other", "port": 8000}}),
+    "port": Case(expected={"start.http_options": {"host": "127.0.0.1", "port": 12}}),
+    "replicas": Case(expected={"deployment.scaling": {"min_replicas": 12, "max_replicas": 12}}),
+    "max_replicas": Case(expected={"deployment.scaling": {"min_replicas": 1, "max_replicas": 12}}),
+}
+
+
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     for name, content in FILES.items():
@@ -128,7 +141,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "name"),
     [(command, name) for command in COMMANDS for name in COMMANDS[command].names()],
 )
-def test_an_option_changes_its_field(command: str, name: str):
+def test_an_option_changes_its_field(command, name):
     COMMANDS[command].assert_option_changes_its_field(name)
 
 
@@ -145,7 +158,7 @@ def test_an_option_changes_its_field(command: str, name: str):
         "inspect bundle --max-batch-size 3",
     ],
 )
-def test_an_option_without_effect_is_refused(line: str):
+def test_an_option_without_effect_is_refused(line):
     command, _, arguments = line.partition(" ")
     COMMANDS[command].assert_refused(arguments)
 
@@ -157,7 +170,7 @@ VALUES |= {"grammar": 'start: "a"'}
 
 
 @pytest.mark.parametrize("name", LINE_FIELDS[3:])
-def test_a_field_of_a_batch_line_changes_its_request(name: str):
+def test_a_field_of_a_batch_line_changes_its_request(name):
     options = line_options({"prompt": "a", name: VALUES[name]}, GenerateOptions(), 1)
     for part in (options, options.sampling, options.constraint):
         if hasattr(part, name):
@@ -168,3 +181,27 @@ def test_a_field_of_a_batch_line_changes_its_request(name: str):
 
 def test_a_stop_of_a_batch_line_may_be_one_string():
     assert line_options({"prompt": "a", "stop": "b"}, GenerateOptions(), 1).stop == ("b",)
+
+
+def test_every_option_of_a_server_on_ray_changes_its_arguments(monkeypatch):
+    pytest.importorskip("fastapi")
+    ray = ModuleType("ray")
+    ray.init = ray.shutdown = lambda **_: None
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import on_ray
+
+    def prepare_ray(calls: Calls) -> None:
+        ray.serve = StandIn(calls)
+        calls.replace("on_ray.deployment", StandIn(calls))
+        calls.replace("on_ray.check_exposure")
+        calls.replace("pass_runtime.cli.flags.open_bundle", StandIn(calls))
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    command = Command(on_ray.main, "serve", "bundle", prepare_ray, RAY_CASES)
+    for name in command.names():
+        command.assert_option_changes_its_field(name)

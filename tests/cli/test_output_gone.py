@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -> list[str]:
+def command(request, tiny_bundle, tmp_path) -> list[str]:
     requests = write_jsonl(tmp_path / "in.jsonl", *({"prompt": f"{n}"} for n in range(4)))
     names = {"BUNDLE": str(tiny_bundle), "REQUESTS": str(requests)}
     return [*PASS_RUN, *(names.get(part, part) for part in COMMANDS[request.param])]
@@ -31,7 +31,7 @@ def command(request: pytest.FixtureRequest, tiny_bundle: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, indirect=True)
-def test_a_pipe_without_a_reader_ends_the_command_quietly(command: list[str]):
+def test_a_pipe_without_a_reader_ends_the_command_quietly(command):
     """As in `pass-run ... | head -c 1`, but without a race."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -46,7 +46,7 @@ def test_a_pipe_without_a_reader_ends_the_command_quietly(command: list[str]):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "chat", "batch", "inspect"], indirect=True)
 @pytest.mark.parametrize("closed", [1, 2], ids=["stdout", "stderr"])
-def test_a_closed_output_causes_no_traceback(command: list[str], closed: int):
+def test_a_closed_output_causes_no_traceback(command, closed):
     pipe = subprocess.PIPE
     line = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
     done = subprocess.run(line, input=b"hello\n", stdout=pipe, stderr=pipe, timeout=60, check=False)
@@ -59,7 +59,7 @@ def test_a_closed_output_causes_no_traceback(command: list[str], closed: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "batch", "help"], indirect=True)
-def test_a_full_disk_is_an_error_of_one_line(command: list[str]):
+def test_a_full_disk_is_an_error_of_one_line(command):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 from machines import times_by_rows
@@ -18,7 +17,7 @@ from pass_runtime.tuning.auto import Tuner
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 @pytest.mark.parametrize("boxed", [True, False], ids=["boxed", "plain"])
-def test_no_word_is_cut(width: int, boxed: bool):
+def test_no_word_is_cut(width, boxed):
     headings = ("plan", "tokens/s in all", "each", "milliseconds/pass", "acceptance by position")
     row = ("fused:6,5,4,3,2,1,1 +ngram x16", "12345.6", "[bold]12345.6", "123.45", "0.11 0.22 0.33")
     table = Table() if boxed else Table(box=None, padding=(0, 1, 0, 0))
@@ -32,9 +31,7 @@ def test_no_word_is_cut(width: int, boxed: bool):
     assert max(map(len, text.splitlines())) <= max(width, 93)
 
 
-def test_the_table_of_auto_fits_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_table_of_auto_fits_80_columns(capsys, monkeypatch):
     """Even with the longest names of plans. Times that were estimated are marked with ~."""
     monkeypatch.setenv("COLUMNS", "80")
     tuner = Tuner(times_by_rows({1: 0.1, 81: 0.5}), 8, (0.6, 0.4, 0.2))
@@ -62,9 +59,7 @@ HEADINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 @pytest.mark.parametrize("name", HEADINGS)
-def test_commands_in_80_columns(
-    random_bundle: Path, name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_commands_in_80_columns(random_bundle, name, terminal, monkeypatch):
     command, *flags = {
         "bench": ("bench", "--max-new-tokens", "8", "--repeat", "1", *WIDE),
         "rows": ("bench", "--rows", "1,9", "--batch", "1,2", "--repeat", "1"),

@@ -30,12 +30,12 @@ TRAIN = [*LORA, "--steps", "5", *SMALL]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+def cache(tmp_path_factory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "fox.txt"
     path.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
     return path
@@ -62,15 +62,13 @@ def refusal(*arguments: object) -> str:
 @pytest.mark.parametrize(
     "arguments", [["--wrap"], ["evaluat"], ["--steps", "many"], ["--prompt-tokens", "1"]], ids=str
 )
-def test_usage_errors_are_one_line(arguments: list[str]):
+def test_usage_errors_are_one_line(arguments):
     assert refusal(*arguments).endswith("--help")
     assert CliRunner().invoke(main, arguments).stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tiny_model: Path, text: Path, cache: str, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def trained(tiny_model, text, cache, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("trained") / "run"
     flags = ["--model", tiny_model, "--data", text, "-o", output, *TRAIN]
     command = [sys.executable, "-m", "pass_trainer.cli", *map(str, flags)]
@@ -85,7 +83,7 @@ def trained(
 
 @pytest.mark.slow
 def test_a_resumed_run_without_steps_keeps_those_of_the_first_run(
-    tiny_model: Path, text: Path, trained: Path, cache: str, tmp_path: Path
+    tiny_model, text, trained, cache, tmp_path
 ):
     shutil.copytree(trained.parent, tmp_path / "run")
     flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *LORA, *SMALL]
@@ -94,7 +92,7 @@ def test_a_resumed_run_without_steps_keeps_those_of_the_first_run(
 
 
 @pytest.mark.slow
-def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path: Path):
+def test_export_takes_what_was_trained(tiny_model, trained, tmp_path):
     bundle = tmp_path / "bundle"
     flags = ("--model", tiny_model, "--lookahead", 2, "--lookahead-weights", trained, "-o", bundle)
     done = run(pass_exporter.cli.main, *flags)
@@ -104,7 +102,7 @@ def test_export_takes_what_was_trained(tiny_model: Path, trained: Path, tmp_path
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     path.write_text(
         '{"id": "a", "kind": "chat", "prompt": "who is the fox?"}\n'
@@ -115,11 +113,11 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def evaluation(tiny_model: Path, prompts: Path) -> list[object]:
+def evaluation(tiny_model, prompts) -> list[object]:
     return ["--model", tiny_model, "--prompts", prompts, "--lookahead", 2, "--tokens", 12]
 
 
-def test_evaluate_prints_json(evaluation: list[object], trained: Path, cache: str):
+def test_evaluate_prints_json(evaluation, trained, cache):
     flags = [*evaluation, "--temperatures", "0,0.8"]
     for weights in ([trained], []):  # without weights, the baseline is evaluated
         done = run(main, "evaluate", *weights, *flags, "--json", cache=cache)
@@ -136,9 +134,6 @@ def test_evaluate_prints_json(evaluation: list[object], trained: Path, cache: st
     flags = [*evaluation, "--temperatures", "0.8", "--top-k", 5]
     done = run(main, "evaluate", trained, *flags, cache=cache)
     assert "T=0.8, top-k 5" in done.stderr and "writing" in done.stderr
-
-
-def test_evaluate_measures_the_chosen_kinds(evaluation: list[object], trained: Path, cache: str):
     flags = [*evaluation, "--temperatures", "0", "--kinds", "code,mail", "--json"]
     report = json.loads(run(main, "evaluate", trained, *flags, cache=cache).stdout)
     assert list(report["temperatures"]["0"]) == ["code", "all"] and report["prompts"] == 1
@@ -146,7 +141,7 @@ def test_evaluate_measures_the_chosen_kinds(evaluation: list[object], trained: P
 
 @pytest.mark.slow
 def test_record_writes_the_figures_into_weights_and_model_card(
-    tiny_model: Path, evaluation: list[object], trained: Path, cache: str, tmp_path: Path
+    tiny_model, evaluation, trained, cache, tmp_path
 ):
     for name in ("lookahead.safetensors", "README.md"):
         shutil.copy(trained.with_name(name), tmp_path / name)
@@ -184,9 +179,7 @@ def test_record_writes_the_figures_into_weights_and_model_card(
     ],
     ids=str,
 )
-def test_record_refuses_figures_that_the_card_does_not_have(
-    tiny_model: Path, trained: Path, flags: list[str], reason: str
-):
+def test_record_refuses_figures_that_the_card_does_not_have(tiny_model, trained, flags, reason):
     before = trained.read_bytes()
     line = refusal("evaluate", trained, "--model", tiny_model, "--lookahead", 2, "--record", *flags)
     assert reason in line and trained.read_bytes() == before
@@ -203,7 +196,7 @@ def test_record_refuses_figures_that_the_card_does_not_have(
     ],
     ids=["empty", "no kind", "unknown kind", "one id twice", "too long"],
 )
-def test_wrong_prompts_are_refused(tiny_model: Path, tmp_path: Path, line: str, reason: str):
+def test_wrong_prompts_are_refused(tiny_model, tmp_path, line, reason):
     path = tmp_path / "prompts.jsonl"
     path.write_text(line)
     assert reason in refusal("evaluate", "--model", tiny_model, "--prompts", path)
@@ -232,15 +225,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "reason"), REFUSED)
-def test_wrong_options_are_refused(
-    tiny_model: Path,
-    text: Path,
-    prompts: Path,
-    trained: Path,
-    tmp_path: Path,
-    line: str,
-    reason: str,
-):
+def test_wrong_options_are_refused(tiny_model, text, prompts, trained, tmp_path, line, reason):
     paths = {"MODEL": tiny_model, "TEXT": text, "PROMPTS": prompts, "TRAINED": trained}
     paths["OUT"] = tmp_path / "out"
     assert reason in refusal(*(paths.get(word, word) for word in shlex.split(line)))
@@ -248,7 +233,7 @@ def test_wrong_options_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("trained")  # so that the training text is in the cache
-def test_progress_in_a_terminal(tiny_model: Path, text: Path, cache: str, tmp_path: Path):
+def test_progress_in_a_terminal(tiny_model, text, cache, tmp_path):
     """A phase redraws its line until it is done; then a line with a check mark stays."""
     master, slave = pty.openpty()
     flags = ["--model", tiny_model, "--data", text, "-o", tmp_path / "run", *TRAIN]

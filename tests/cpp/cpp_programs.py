@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,14 @@ def program_at(name: str) -> Path:
     if not (BUILD / name).exists():
         pytest.skip("no C++ build: run scripts/build_cpp.sh")
     return BUILD / name
+
+
+def report_of(program: str, *words: object) -> Any:
+    """Run a program that writes a report as JSON."""
+    command = [program_at(program), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def generate(

@@ -8,6 +8,7 @@ greedy, because sampled tokens depend on the plan.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,11 @@ def result_of(stream: TokenStream) -> dict[str, Any]:
     for key in TIMES:
         del result["stats"][key]
     return result
+
+
+def write(path: Path, scenes: Sequence[Scene]) -> Path:
+    path.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
+    return path
 
 
 def record(bundle: Path, *, tokens: int, names: Sequence[str] = ()) -> list[Scene]:

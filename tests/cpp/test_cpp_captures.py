@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import golden_traces
 import pytest
-from cpp_programs import program_at
+from cpp_programs import report_of
 
 from conftest import export_bundle, make_model, write_random_weights
 from pass_runtime import load
@@ -42,12 +40,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def run_program(bundle: Path, directory: Path, scenes: list[dict[str, Any]], *words: object) -> Any:
-    file = directory / "scenes.jsonl"
-    file.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    command = [program_at("fake_ort"), bundle, file, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    scenes_file = golden_traces.write(directory / "scenes.jsonl", scenes)
+    return report_of("fake_ort", bundle, scenes_file, *words)
 
 
 def scenes_of(bundle: Path, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -196,7 +196,6 @@ def test_a_single_ctrl_d_ends_a_prompt_that_is_typed(program: Path, tiny_bundle:
 
 
 def test_a_trunk_that_cannot_be_loaded_is_named(program: Path, tiny_bundle: Path, tmp_path: Path):
-    """The error comes while ONNX Runtime's threads start, and the program ends all the same."""
     bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     trunk = bundle / "trunk.cpu.onnx"
     content = trunk.read_bytes()
@@ -285,25 +284,43 @@ def test_prompt_ids_that_are_no_list_are_refused(program: Path, tiny_bundle: Pat
     )
 
 
-def test_an_interrupted_generation_prints_its_tokens_as_json(program: Path, tiny_bundle: Path):
-    flags = ("--prompt-ids", IDS, "--ignore-eos", "--plan", "ar", "--json", "--max-new-tokens", 760)
-    command = [program, "generate", tiny_bundle, *map(str, flags)]
+def interrupted(program: Path, bundle: Path, *flags: object) -> tuple[int, dict, str]:
+    """Interrupt a command as soon as it begins to generate, when it handles both signals. Return
+    its exit status, its report and its errors."""
+    command = [program, "generate", bundle, "--json", "--ignore-eos", "--plan", "ar"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
-        # The program handles both signals at once, when it begins to generate.
         status = Path(f"/proc/{running.pid}/status")
         while running.poll() is None and not _handles(status.read_text(), signal.SIGTERM):
             time.sleep(0.001)
         running.send_signal(signal.SIGINT)
         printed, errors = running.communicate(timeout=60)
+    return running.returncode, json.loads(printed), errors
+
+
+def test_an_interrupted_generation_prints_its_tokens_as_json(program: Path, tiny_bundle: Path):
+    flags = ("--prompt-ids", IDS, "--max-new-tokens", 760)
+    returncode, report, errors = interrupted(program, tiny_bundle, *flags)
     # All tokens may have been written before the signal came.
-    assert (running.returncode, errors) in [(130, "interrupted\n"), (0, "")]
-    report = json.loads(printed)
+    assert (returncode, errors) in [(130, "interrupted\n"), (0, "")]
     tokens = report["token_ids"]
     assert report["finish_reason"] == ("length" if len(tokens) == 760 else "cancelled")
-    all_tokens = json.loads(output(program, "generate", tiny_bundle, *flags))["token_ids"]
+    fixed = ("--json", "--ignore-eos", "--plan", "ar", *flags)
+    all_tokens = json.loads(output(program, "generate", tiny_bundle, *fixed))["token_ids"]
     assert all_tokens[: len(tokens)] == tokens
+
+
+def test_an_interrupt_ends_the_reading_of_a_prompt(program: Path, tiny_bundle: Path):
+    """Before its first token. On a busy machine the signal may come later, so there are tries."""
+    prompt = ",".join(str(5 + i % 90) for i in range(760))
+    for _ in range(20):
+        flags = ("--prompt-ids", prompt, "--max-new-tokens", 2, "--threads", 1)
+        returncode, report, errors = interrupted(program, tiny_bundle, *flags)
+        if report["token_ids"] == []:
+            break
+    assert (report["token_ids"], report["finish_reason"]) == ([], "cancelled")
+    assert (returncode, errors) == (130, "interrupted\n")
 
 
 def _handles(status: str, number: int) -> bool:

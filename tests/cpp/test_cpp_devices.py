@@ -73,36 +73,34 @@ OTHER_VERSIONS = {
 }
 
 
+def refusal(bundle: Path, *flags: object, **environment: str) -> str:
+    command = [program_at("pass-cpp"), "generate", bundle, "--prompt-ids", "5,6", *flags]
+    if "tensorrt" in flags:
+        skip_without_tensorrt_headers()
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return done.stderr
+
+
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
 def test_other_versions_of_tensorrt_are_refused(
     version: str, tmp_path: Path, random_bundle: Path
 ) -> None:
-    program = program_at("pass-cpp")
-    skip_without_tensorrt_headers()
     library = library_of_version(tmp_path, *version.split("."))
-    flags = ["--prompt-ids", "5,6", "--device", "tensorrt", "--tensorrt", library]
-    command = [program, "generate", random_bundle, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert OTHER_VERSIONS[version] in done.stderr
+    reason = refusal(random_bundle, "--device", "tensorrt", "--tensorrt", library)
+    assert OTHER_VERSIONS[version] in reason
 
 
 @pytest.mark.parametrize(("device", "variables", "reason"), REFUSALS)
 def test_a_device_that_cannot_be_used_is_refused(
     device: str, variables: dict[str, str], reason: str, random_bundle: Path
 ) -> None:
-    program = program_at("pass-cpp")
-    if device == "tensorrt":
-        skip_without_tensorrt_headers()
-    done = subprocess.run(
-        [program, "generate", random_bundle, "--prompt-ids", "5,6", "--device", device],
-        capture_output=True,
-        text=True,
-        env=os.environ | variables,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert reason in done.stderr
+    assert reason in refusal(random_bundle, "--device", device, **variables)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from cpp_programs import BUILD, generate
+from manifests import real_document, write_manifest
 
 from pass_runtime import GenerateOptions, load
-from pass_runtime.bundle.manifest import FILE_NAME, digest_of
 
 LIBRARY = "libpass_kernels.so"
 HOW_TO_GET = "run scripts/build_cpp.sh, or set PASS_KERNELS to the path of a libpass_kernels.so\n"
@@ -72,10 +72,9 @@ def test_a_bundle_for_the_cpu_alone_needs_kernels(
     random_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     bundle = shutil.copytree(random_bundle, tmp_path / "bundle")
-    document = json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+    document = real_document(bundle)
     del document["files"]["trunk.onnx"]
-    document["digest"] = digest_of(document)
-    (bundle / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+    write_manifest(bundle, document)
     (bundle / "trunk.onnx").unlink()
     assert tokens(bundle) == tokens(random_bundle)
     monkeypatch.setenv("PASS_KERNELS", "off")

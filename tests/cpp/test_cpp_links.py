@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cpp_programs import generate
 from links import KINDS, bundle_of_links
+from manifests import real_document, write_manifest
 
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import FILE_NAME, digest_of
 
 
 def tokens(bundle: Path) -> list[int]:
@@ -54,12 +54,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_model_behind_a_link_is_refused(random_bundle: Path, tmp_path: Path, damage: str):
     """The manifest gets the damaged file's size and hash, so that ONNX Runtime reads the file."""
     bundle = bundle_of_links(random_bundle, tmp_path, "graphs", absolute=False)
-    document = json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+    document = real_document(bundle)
     for path in bundle.glob("trunk*.onnx"):
         path.resolve().write_bytes(DAMAGES[damage](path.read_bytes()))
         document["files"][path.name] = file_info(path).model_dump()
-    document["digest"] = digest_of(document)
-    (bundle / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+    write_manifest(bundle, document)
     done = generate(bundle, 8)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert ("trunk.onnx.away" in done.stderr) == (damage == "other weights"), done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cpp_programs import program_at
+from manifests import linked, real_document
 
 from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import FILE_NAME, digest_of
@@ -46,7 +47,7 @@ def python_error(bundle: Path, hashes: bool = True) -> str | None:
 
 def damaged_manifest(bundle: Path, target: Path, change: Callable[[dict], object]) -> Path:
     """Write a changed manifest as a bundle without other files."""
-    document = json.loads((bundle / FILE_NAME).read_text(encoding="utf-8"))
+    document = real_document(bundle)
     change(document)
     target.mkdir()
     (target / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
@@ -140,9 +141,8 @@ def test_damaged_files_are_refused(program: Path, tiny_bundle: Path, tmp_path: P
         ):
             bundle = tmp_path / f"{name}.{i}"
             bundle.mkdir()
-            for path in tiny_bundle.iterdir():
-                if path.name != name:
-                    (bundle / path.name).symlink_to(path)
+            linked(tiny_bundle, bundle)
+            (bundle / name).unlink()
             if content == "directory":
                 (bundle / name).mkdir()
             elif isinstance(content, bytes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -58,10 +57,8 @@ def bundle(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 def replay(
     program: Path, bundle: Path, traces: Path, scenes: list
 ) -> subprocess.CompletedProcess[str]:
-    traces.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    return subprocess.run(
-        [program, bundle, traces], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [program, bundle, golden_traces.write(traces, scenes)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def answers(program: Path, bundle: Path, questions: list, **environment: str) ->
         pytest.skip("onnxruntime-genai is not installed (extra peers)")
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def refusal_of(program: Path, bundle: Path, questions: str = "", **environment: str) -> str:
+    run = subprocess.run(
+        [program, bundle],
+        input=questions,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
+    assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
+    return run.stderr
 
 
 def random_texts(count: int) -> list[str]:
@@ -115,12 +128,8 @@ def test_texts_for_a_tokenizer_with_byte_fallback_are_refused(program: Path, tmp
     """The library would compute other ids than Python. Tokens become text without the library."""
     TOKENIZERS["byte-fallback"].save(str(tmp_path / "tokenizer.json"))
     answers(program, tmp_path, [{"ids": [3], "stop": []}], PASS_ONNXRUNTIME_GENAI="/nowhere.so")
-    run = subprocess.run([program, tmp_path], input='"a"\n', capture_output=True, text=True)
-    assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
-    assert (
-        "only the Python runtime turns text into the ids of a tokenizer with byte fallback"
-        in run.stderr
-    )
+    reason = "only the Python runtime turns text into the ids of a tokenizer with byte fallback"
+    assert reason in refusal_of(program, tmp_path, '"a"\n')
 
 
 @pytest.mark.parametrize(
@@ -187,18 +196,7 @@ def test_texts_are_split_at_digits(
 def test_missing_files_and_other_tokenizers_are_refused(
     program: Path, tiny_bundle: Path, tmp_path: Path
 ):
-    def refusal(bundle: Path, **environment: str) -> str:
-        run = subprocess.run(
-            [program, bundle],
-            input="",
-            capture_output=True,
-            text=True,
-            env=os.environ | environment,
-        )
-        assert run.returncode == 2
-        assert len(run.stderr.splitlines()) == 1
-        return run.stderr
-
+    refusal = partial(refusal_of, program)
     assert "tokenizer.json is missing" in refusal(tmp_path)
     assert "set PASS_ONNXRUNTIME_GENAI" in refusal(
         tiny_bundle, PASS_ONNXRUNTIME_GENAI="/nowhere.so"

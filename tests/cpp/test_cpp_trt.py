@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import golden_traces
 import pytest
-from cpp_programs import program_at
+from cpp_programs import report_of
 from engine_sessions import Gpu, with_engines
+from golden_traces import write
 
 from conftest import export_bundle, make_model
 from pass_runtime.backends.trt.library import LIBRARIES
@@ -23,19 +22,7 @@ from pass_runtime.errors import PassError
 
 LOOKAHEAD, SLOTS = 4, 4
 
-
-@pytest.fixture(scope="session")
-def fake_gpu() -> Callable[..., Any]:
-    program = program_at("fake_gpu")
-
-    def run(*words: object) -> Any:
-        done = subprocess.run(
-            [program, *map(str, words)], capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
+Play = Callable[..., Any]
 
 
 @pytest.fixture(
@@ -49,6 +36,27 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     model = make_model(directory / "model", initializer_range=0.06)
     bundle = export_bundle(model, directory / "exported", lookahead=LOOKAHEAD, rule=rule)
     return with_engines(bundle, directory, least_width, SLOTS)
+
+
+@pytest.fixture
+def gpu(engines: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(engines, monkeypatch)
+
+
+@pytest.fixture
+def fake_gpu(engines: Path, tmp_path: Path) -> Play:
+    """Play scenes, or else only open the bundle."""
+
+    def run(scenes: list[dict[str, Any]], *words: object, bundle: Path = engines) -> Any:
+        return report_of("fake_gpu", bundle, write(tmp_path / "scenes.jsonl", scenes), *words)
+
+    return run
+
+
+def one_request(name: str, *plans: str) -> dict[str, Any]:
+    prompt = golden_traces.Prompts(99, (0, 1, 2)).of(20)
+    fixed = {"prompt_ids": prompt, "max_new_tokens": 9, "ignore_eos": True}
+    return {"name": name, "slots": 1, "requests": [fixed | {"plan": plan} for plan in plans]}
 
 
 def has_engines(request: dict[str, Any]) -> bool:
@@ -67,20 +75,10 @@ def record(gpu: Gpu, tokens: int) -> list[dict[str, Any]]:
     return [scene for scene in scenes if scene["requests"]]
 
 
-def write(path: Path, scenes: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(scene) + "\n" for scene in scenes), "utf-8")
-    return path
-
-
 @pytest.mark.slow
-def test_writes_what_python_writes_and_replays_graphs(
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    scenes = record(Gpu(engines, monkeypatch), tokens=20)
-    played = fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes))
+def test_writes_what_python_writes_and_replays_graphs(fake_gpu: Play, gpu: Gpu) -> None:
+    scenes = record(gpu, tokens=20)
+    played = fake_gpu(scenes)
 
     by_name = {scene["name"]: scene for scene in scenes}
     assert [scene["name"] for scene in played] == [*by_name]
@@ -105,24 +103,16 @@ def test_writes_what_python_writes_and_replays_graphs(
     assert sum(result["stats"]["accepted"] for scene in scenes for result in scene["results"]) > 50
 
     scenes[0]["results"][0]["token_ids"][3] += 1
-    assert (
-        "token_ids"
-        in fake_gpu(engines, write(tmp_path / "wrong.jsonl", scenes[:1]))[0]["differences"]
-    )
+    assert "token_ids" in fake_gpu(scenes[:1])[0]["differences"]
 
 
 @pytest.mark.slow
-def test_a_session_uses_only_its_gpu(
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_session_uses_only_its_gpu(fake_gpu: Play, gpu: Gpu) -> None:
     """The fake refuses all others."""
-    (scene, *_) = record(Gpu(engines, monkeypatch), tokens=9)
-    (played,) = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene | {"ordinal": 1}]))
+    (scene, *_) = record(gpu, tokens=9)
+    (played,) = fake_gpu([scene | {"ordinal": 1}])
     assert (played["differences"], played["all_freed"]) == ("", True)
-    refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 1)
+    refused = fake_gpu([], "open", 9, 0, 1, 1)
     assert refused["refusal"] == (
         "there is no GPU 1: 1 GPU is visible, number 0 (see nvidia-smi, and CUDA_VISIBLE_DEVICES)"
     )
@@ -139,30 +129,21 @@ def test_a_session_uses_only_its_gpu(
         (0, "there is no NVIDIA driver here: is the GPU visible to nvidia-smi?"),
     ],
 )
-def test_an_old_driver_is_refused_with_a_hint(
-    driver: int, hint: str, engines: Path, fake_gpu: Callable[..., Any], tmp_path: Path
-) -> None:
-    refused = fake_gpu(engines, write(tmp_path / "none.jsonl", []), "open", 9, 0, 1, 0, driver)
+def test_an_old_driver_is_refused_with_a_hint(driver: int, hint: str, fake_gpu: Play) -> None:
+    refused = fake_gpu([], "open", 9, 0, 1, 0, driver)
     assert hint in refused["refusal"]
     assert refused["mallocs"] == 0 and refused["all_freed"]
 
 
 @pytest.mark.slow
-def test_a_warm_session_captures_nothing_in_requests(
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_warm_session_captures_nothing_in_requests(fake_gpu: Play, gpu: Gpu) -> None:
     scenes = [
         scene
-        for scene in record(Gpu(engines, monkeypatch), tokens=20)
+        for scene in record(gpu, tokens=20)
         if all(plain_sampling(request) for request in scene["requests"])
     ]
     assert len(scenes) > 3
-    for scene, played in zip(
-        scenes, fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "warm"), strict=True
-    ):
+    for scene, played in zip(scenes, fake_gpu(scenes, "warm"), strict=True):
         assert (played["differences"], played["all_freed"]) == ("", True), scene["name"]
         assert played["uncaptured"] == {}
         before, after = played["before"], played["after"]
@@ -179,23 +160,12 @@ def plain_sampling(request: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", ["runs", "allocations"])
-def test_a_session_works_after_any_failure(
-    failing: str,
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    monkeypatch,
-    tmp_path: Path,
-) -> None:
-    prompt = golden_traces.Prompts(99, (0, 1, 2)).of(20)
-    requests = [
-        {"prompt_ids": prompt, "max_new_tokens": 9, "plan": plan, "ignore_eos": True}
-        for plan in ("ar", "fused")
-    ]
-    scene = {"name": failing, "slots": 1, "requests": requests}
-    with Gpu(engines, monkeypatch).open() as session:
+def test_a_session_works_after_any_failure(failing: str, fake_gpu: Play, gpu: Gpu) -> None:
+    scene = one_request(failing, "ar", "fused")
+    with gpu.open() as session:
         scene["results"] = golden_traces.play(session, scene)
 
-    report = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), failing)
+    report = fake_gpu([scene], failing)
 
     assert report["failures"] > 10
     # If a run fails while it is being captured, that is only logged.
@@ -223,17 +193,9 @@ def test_a_session_works_after_any_failure(
 
 
 @pytest.mark.parametrize("code", [700, 719, 46])
-def test_a_lost_device_closes_the_session(
-    code: int, engines: Path, fake_gpu: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_lost_device_closes_the_session(code: int, fake_gpu: Play) -> None:
     """After error 46 (the device is busy), which does not last, the next request is served."""
-    request = {
-        "prompt_ids": golden_traces.Prompts(99, (0, 1, 2)).of(20),
-        "max_new_tokens": 9,
-        "plan": "ar",
-    }
-    scene = {"name": "sticky", "slots": 1, "requests": [request]}
-    errors = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "sticky", code)["errors"]
+    errors = fake_gpu([one_request("sticky", "ar")], "sticky", code)["errors"]
     if code == 46:
         assert all("CUDA error 46" in error for error in errors[:2]) and errors[2] == ""
     else:
@@ -247,23 +209,15 @@ def test_a_lost_device_closes_the_session(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["begin", "end", "instantiate"])
-def test_a_failed_capture_fails_no_request(
-    function: str,
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    monkeypatch,
-    tmp_path: Path,
-) -> None:
+def test_a_failed_capture_fails_no_request(function: str, fake_gpu: Play, gpu: Gpu) -> None:
     cuda_function = {
         "begin": "cudaStreamBeginCapture",
         "end": "cudaStreamEndCapture",
         "instantiate": "cudaGraphInstantiate",
     }[function]
-    scenes = [scene for scene in record(Gpu(engines, monkeypatch), tokens=9) if scene["slots"] > 1][
-        :2
-    ]
+    scenes = [scene for scene in record(gpu, tokens=9) if scene["slots"] > 1][:2]
     assert scenes
-    for report in fake_gpu(engines, write(tmp_path / "scenes.jsonl", scenes), "captures", function):
+    for report in fake_gpu(scenes, "captures", function):
         assert report["differences"] == "" and report["all_freed"]
         assert report["counters"]["captures"] == report["counters"]["launches"] == 0
         logged = [message for message in report["logged"] if "runs without a CUDA graph" in message]
@@ -287,31 +241,19 @@ def test_a_failed_capture_fails_no_request(
     ],
 )
 def test_errors_name_the_failing_function_and_its_reason(
-    function: str,
-    message: str,
-    engines: Path,
-    fake_gpu: Callable[..., Any],
-    tmp_path: Path,
+    function: str, message: str, fake_gpu: Play
 ) -> None:
-    request = {
-        "prompt_ids": golden_traces.Prompts(99, (0, 1, 2)).of(20),
-        "max_new_tokens": 9,
-        "plan": "ar",
-    }
-    scene = {"name": function, "slots": 1, "requests": [request]}
-    error = fake_gpu(engines, write(tmp_path / "scene.jsonl", [scene]), "refused", function)[
-        "error"
-    ]
+    scene = one_request(function, "ar")
+    error = fake_gpu([scene], "refused", function)["error"]
     assert message in error
     assert f"({function}: [{function}.cpp::7] Error Code 3: a fake error)" in error
 
 
 def test_engines_that_do_not_fit_are_refused_as_in_python(
-    engines: Path, fake_gpu: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engines: Path, fake_gpu: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(engines, bundle)
-    scenes = write(tmp_path / "none.jsonl", [])
     manifest = read_manifest(bundle)
     (engine_set,) = manifest.engines
 
@@ -320,7 +262,7 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
         capability of the fake GPU; the default fits."""
         changed = manifest.model_copy(update={"engines": (engine_set.model_copy(update=changes),)})
         (bundle / FILE_NAME).write_text(changed.text(), "utf-8")
-        cpp = fake_gpu(bundle, scenes, "open", *device)
+        cpp = fake_gpu([], "open", *device, bundle=bundle)
         assert cpp["all_freed"] and cpp["mallocs"] == 0
         python = Gpu(bundle, monkeypatch, **({"target": device[:2]} if device else {}))
         python.library = LIBRARIES["tensorrt"]
@@ -345,7 +287,7 @@ def test_engines_that_do_not_fit_are_refused_as_in_python(
     path.unlink()
     assert "is missing; run: pass-export build" in refused()
     assert (
-        fake_gpu(bundle, scenes, "open", 9, 0, 0)["refusal"]
+        fake_gpu([], "open", 9, 0, 0, bundle=bundle)["refusal"]
         == "tensorrt needs an NVIDIA GPU, and none is visible (CUDA sees no GPU; is it visible to "
         "nvidia-smi, and not hidden by CUDA_VISIBLE_DEVICES?); use --device cpu"
     )

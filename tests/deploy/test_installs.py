@@ -34,9 +34,7 @@ def pip(python: Path, *arguments: str) -> str:
     ("extras", "expected"),
     [("[cpu,serve]", {"onnxruntime"}), ("[gpu,export,serve]", {"onnxruntime-gpu"})],
 )
-def test_an_extra_installs_one_build_of_onnxruntime(
-    extras: str, expected: set[str], tmp_path: Path
-):
+def test_an_extra_installs_one_build_of_onnxruntime(extras, expected, tmp_path):
     """gpu brings cuBLAS and cuDNN, too."""
     report = tmp_path / "report.json"
     flags = ("--dry-run", "--ignore-installed", "--report", str(report))

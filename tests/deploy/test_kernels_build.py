@@ -118,9 +118,7 @@ def test_two_may_build_at_once(kernels: Kernels):
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_instruction_sets_are_those_of_the_compilers_machine(
-    kernels: Kernels, machine: str, tmp_path: Path
-):
+def test_instruction_sets_are_those_of_the_compilers_machine(kernels, machine, tmp_path):
     for name in ("avx2", "avxvnni", "avx512"):
         (kernels.folder / f"{name}.cpp").write_text("")
     compiler, calls = tmp_path / "compiler", tmp_path / "calls"
@@ -154,9 +152,7 @@ def test_instruction_sets_are_those_of_the_compilers_machine(
         ("", "linux"),
     ],
 )
-def test_a_wheel_is_for_the_systems_that_have_its_symbols(
-    needed: str, expected: str, tmp_path: Path
-):
+def test_a_wheel_is_for_the_systems_that_have_its_symbols(needed, expected, tmp_path):
     spec = importlib.util.spec_from_file_location("kernels_build", BUILD)
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
@@ -220,9 +216,7 @@ def test_a_wheel_has_the_library_and_its_platform(project: Project):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", [NO_COMPILER, {"PASS_KERNELS": "off"}, {"CXXFLAGS": "nonsense"}])
-def test_a_wheel_without_the_library_is_pure_and_runs(
-    project: Project, broken: dict[str, str], tmp_path: Path
-):
+def test_a_wheel_without_the_library_is_pure_and_runs(project, broken, tmp_path):
     """A library that was built before does not get into it."""
     project.library.write_text("of other sources")
     wheel, said = project.make("build_wheel", **broken)

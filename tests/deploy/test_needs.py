@@ -90,13 +90,7 @@ def places(tiny_bundle: Path, tiny_model: Path, tmp_path: Path) -> dict[str, str
 
 
 @pytest.mark.parametrize(("command", "extra", "package"), MISSING)
-def test_a_missing_package_is_named_at_the_start(
-    command: tuple[str, ...],
-    extra: str,
-    package: str,
-    places: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_missing_package_is_named_at_the_start(command, extra, package, places, monkeypatch):
     if missing("tensorrt-rtx") and "tensorrt-rtx" in COMMANDS[command]:
         pytest.skip("the extra tensorrt-rtx is not installed")
     monkeypatch.setitem(sys.modules, MODULES.get(package, package.replace("-", "_")), None)
@@ -170,10 +164,7 @@ def run(python: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str
     ids=lambda command: " ".join(command[:2]),
 )
 def test_a_command_ends_well_with_its_extras_and_in_one_line_without(
-    command: tuple[str, ...],
-    places: dict[str, str],
-    environment: Callable[..., Path],
-    tmp_path: Path,
+    command, places, environment, tmp_path
 ):
     if "build" in command:  # it writes into the bundle, which other tests read
         places["BUNDLE"] = str(shutil.copytree(places["BUNDLE"], tmp_path / "bundle"))

@@ -19,9 +19,7 @@ PROMPT, TOKENS = [5, 90, 33, 17, 120, 8, 44], 24
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_bundle", "head_bundle"])
-def test_the_minimal_driver_writes_what_the_runtime_writes(
-    name: str, request: pytest.FixtureRequest
-):
+def test_the_minimal_driver_writes_what_the_runtime_writes(name, request):
     bundle: Path = request.getfixturevalue(name)
     with load(bundle, "cpu", threads=1) as session:
         options = GenerateOptions(TOKENS, plan="ar", ignore_eos=True)

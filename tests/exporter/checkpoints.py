@@ -14,6 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pass_exporter.config import Dtype
+from pass_exporter.model.load import LoadedModel, load_model
+from pass_exporter.model.registry import resolve
+
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Path], None]
 """Changes the files of a model's directory, in place."""
@@ -86,6 +90,10 @@ def add_words(directory: Path) -> None:
 def add_adapter(directory: Path) -> None:
     config = {"peft_type": "LORA", "base_model_name_or_path": "somebody/base"}
     (directory / "adapter_config.json").write_text(json.dumps(config))
+
+
+def load_path(path: Path, dtype: Dtype = "fp32") -> LoadedModel:
+    return load_model(resolve(str(path)), dtype)
 
 
 def changed_copy(model: Path, directory: Path, change: Change) -> Path:

@@ -1,36 +1,81 @@
-"""Finds nodes for which ONNX Runtime's CUDA provider has no kernel: they run on the CPU, and their
-graph is not captured. cuda_kernels.json is docs/OperatorKernels.md of ONNX Runtime, older than
-`DEVICE_OPERATORS`, which have a kernel of opset 24."""
+"""Finds what keeps a graph from being captured as a CUDA graph: nodes for which ONNX Runtime's CUDA
+provider has no kernel, so that they run on the CPU, and values that it copies between host and
+device: sizes, and arithmetic with sizes alone, are on the host. cuda_kernels.json says which
+kernels there are."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
-from host_values import DEVICE_OPERATORS
 
-TABLE = Path(__file__).with_suffix(".json")
-OPSET = 24
+SIZES = ("Shape", "Size")
+SHAPED = "CumSum Expand ReduceMax ReduceMean ReduceMin ReduceSum Reshape Split Squeeze Tile TopK"
+HOST_INPUTS = dict.fromkeys([*SHAPED.split(), "Trilu", "Unsqueeze"], (1,)) | {
+    "ConstantOfShape": (0,),
+    "GroupQueryAttention": (6,),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "Slice": (1, 2, 3, 4),
+}
+"""The inputs that CUDA kernels read on the host: their definitions have
+InputMemoryType(OrtMemTypeCPUInput, ...)."""
+ONNX_RUNTIMES_OPERATORS = frozenset(
+    {"GatedAdd", "GatedRMSNorm", "GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
+)
+"""Operators of com.microsoft in the trunks for CUDA. GroupQueryAttention's kernels are for 16-bit
+numbers only."""
+MAX_HOST_NUMBERS = 100
+"""Arithmetic with sizes is computed on the host only if its constants have at most so many numbers
+(`kSmallInitializerThreshold` in ONNX Runtime)."""
+TABLE = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+OPSET, DEVICE_OPERATORS = 24, frozenset(TABLE["opset 24"])
+"""A kernel for an earlier version of an operator does not run the later one: such a node goes to
+the CPU, and its tensors are copied."""
 OUTPUT_TYPED_BY = {"DequantizeLinear": 1}
 """Operators whose output has the type of the input at this index, if no attribute names the
 type."""
 
-UNDOCUMENTED = {
-    name: {
-        "versions": "1+",
-        "inputs": "T T T",
-        "outputs": "T",
-        "types": {"T": "bfloat16 float float16"},
-    }
-    for name in ("GatedAdd", "GatedRMSNorm")
-}
-"""Operators of com.microsoft that the document lacks, with the types for which the CUDA library of
-onnxruntime-gpu 1.31.1 has their kernels (`strings libonnxruntime_providers_cuda.so | grep
-cuda8GatedAdd`)."""
+
+def copied_values(file: Path) -> list[str]:
+    """Return a line for every node that reads sizes and tensors of the device, or has no CUDA
+    kernel, and for every output that is a size."""
+    graph = ir.load(file).graph
+    sizes: set[ir.Value] = set()  # values on the host
+    faults = []
+    for node in graph:
+        kernels = DEVICE_OPERATORS if not node.domain else ONNX_RUNTIMES_OPERATORS
+        if node.op_type not in kernels:
+            faults.append(f"{file.name}: {node.op_type} {node.name} has no kernel on the device")
+        if node.op_type in SIZES:
+            sizes.update(node.outputs)
+            continue
+        host_inputs = HOST_INPUTS.get(node.op_type, ())
+        device_inputs = [
+            value
+            for index, value in enumerate(node.inputs)
+            if index not in host_inputs and value is not None and not _is_small_constant(value)
+        ]
+        sizes_read = [value for value in device_inputs if value in sizes]
+        if not sizes_read:
+            continue  # the results of the node are on the device
+        if len(sizes_read) == len(device_inputs):
+            sizes.update(node.outputs)  # arithmetic with sizes alone
+        else:
+            names = ", ".join(str(value.name) for value in sizes_read)
+            faults.append(f"{file.name}: {node.op_type} {node.name} reads the size {names}")
+    return faults + [
+        f"{file.name}: the output {value.name} is a size"
+        for value in graph.outputs
+        if value in sizes
+    ]
+
+
+def _is_small_constant(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.size <= MAX_HOST_NUMBERS
 
 
 def missing_kernels(file: Path) -> list[str]:
@@ -38,20 +83,18 @@ def missing_kernels(file: Path) -> list[str]:
     model = ir.load(file)
     if model.opset_imports[""] != OPSET:
         return [f"{file.name}: opset {model.opset_imports['']}; DEVICE_OPERATORS is about {OPSET}"]
-    kernels = json.loads(TABLE.read_text("utf-8"))["kernels"]
-    kernels["com.microsoft"] |= UNDOCUMENTED
     types = {
         value: _name(value.dtype)
         for value in [*model.graph.inputs, *model.graph.initializers.values()]
     }
-    faults = [(node, _fault(node, kernels, types)) for node in model.graph]
+    faults = [(node, _fault(node, types)) for node in model.graph]
     return [
         f"{file.name}: {node.op_type} {node.name} {why}" for node, why in faults if why is not None
     ]
 
 
-def _fault(node: ir.Node, kernels: dict[str, Any], types: dict[ir.Value, str]) -> str | None:
-    kernel = kernels.get(node.domain, {}).get(node.op_type)
+def _fault(node: ir.Node, types: dict[ir.Value, str]) -> str | None:
+    kernel = TABLE["kernels"].get(node.domain, {}).get(node.op_type)
     if kernel is None:
         return "has no CUDA kernel of any type"
     if node.domain:

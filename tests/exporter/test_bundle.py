@@ -1,24 +1,32 @@
 """What an export writes: the manifest, which must agree with the files of the bundle, and the
-tokenizer. And the registry of models."""
+tokenizer. And its report."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-import onnxruntime as ort
 import pytest
+from export_process import command
 
-from conftest import BOS, CHAT_TEMPLATE, EOS, VOCAB_SIZE, export_bundle, make_tokenizer
+from conftest import (
+    BOS,
+    CHAT_TEMPLATE,
+    EOS,
+    VOCAB_SIZE,
+    SilentProgress,
+    export_bundle,
+    make_model,
+    make_tokenizer,
+)
 from pass_exporter.bundle import write_tokenizer
 from pass_exporter.checks.trunks import limits_of
-from pass_exporter.model.registry import WheelFile, registry
+from pass_exporter.config import ExportConfig
+from pass_exporter.export import export
 from pass_runtime import Manifest, PassError, load, read_manifest
-from pass_runtime.backends.ort.session import library
-from pass_runtime.bundle.bindings import fed_input
+from pass_runtime.backends.ort.session import open_session
 
 ORT_TYPES = {
     "tensor(int64)": "int64",
@@ -52,9 +60,7 @@ def test_every_file_is_listed_with_its_hash(tiny_bundle: Path, manifest: Manifes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["tiny_bundle", "half_bundle"])
-def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(
-    request: pytest.FixtureRequest, bundle: str
-):
+def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(request, bundle):
     directory: Path = request.getfixturevalue(bundle)
     manifest = read_manifest(directory)
     graphs = [manifest.trunk, manifest.logprobs, manifest.processors]
@@ -64,12 +70,7 @@ def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(
     ]
     assert {graph.file for graph in graphs} == {path.name for path in directory.glob("*.onnx")}
     for graph in graphs:
-        options = ort.SessionOptions()
-        if (kernels := library()) is not None:
-            options.register_custom_ops_library(str(kernels))
-        session = ort.InferenceSession(
-            directory / graph.file, options, providers=["CPUExecutionProvider"]
-        )
+        session = open_session(directory / graph.file, "cpu")
         for described, actual in (
             (graph.inputs, session.get_inputs()),
             (graph.outputs, session.get_outputs()),
@@ -77,18 +78,6 @@ def test_every_graph_has_the_inputs_and_outputs_of_the_manifest(
             expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in described]
             tensors = [(tensor.name, ORT_TYPES[tensor.type], tensor.shape) for tensor in actual]
             assert tensors == expected, graph.file
-
-
-def test_feeds_name_the_next_input_of_every_output_that_has_one(manifest: Manifest):
-    graphs = [
-        manifest.trunk,
-        *(graph for window in manifest.windows for graph in window.tails.values()),
-    ]
-    outputs = {tensor.name for graph in graphs for tensor in graph.outputs}
-    expected = {name: fed_input(name) for name in outputs if fed_input(name) is not None}
-    assert manifest.feeds == expected
-    assert (manifest.feeds["next_ids"], manifest.feeds["next_length"]) == ("input_ids", "length")
-    assert manifest.feeds["present_key.0"] == "past_key.0"
 
 
 def test_the_manifest_describes_the_model(manifest: Manifest, tiny_model: Path):
@@ -101,9 +90,7 @@ def test_the_manifest_describes_the_model(manifest: Manifest, tiny_model: Path):
     assert model.special_tokens == {"bos_token": "<bos>", "eos_token": "<eos>"}
 
 
-def test_the_manifest_says_where_the_look_ahead_embeddings_are_from(
-    manifest: Manifest, random_bundle: Path
-):
+def test_the_manifest_says_where_the_look_ahead_embeddings_are_from(manifest, random_bundle):
     assert (manifest.lookahead.length, manifest.lookahead.trained) == (6, False)
     assert manifest.lookahead.source.startswith("untrained: ")
     trained = read_manifest(random_bundle).lookahead
@@ -156,9 +143,7 @@ def test_exporting_again_gives_the_same_bytes(tiny_bundle: Path, tiny_model: Pat
         assert (second / name).read_bytes() == (tiny_bundle / name).read_bytes(), name
 
 
-def test_an_fp16_bundle_has_a_cache_in_fp16_and_logits_in_fp32(
-    half_bundle: Path, tiny_bundle: Path
-):
+def test_an_fp16_bundle_has_a_cache_in_fp16_and_logits_in_fp32(half_bundle, tiny_bundle):
     manifest = read_manifest(half_bundle)
     cache = {t.dtype for t in manifest.trunk.inputs if t.name.startswith("past_")}
     assert (manifest.model.dtype, cache) == ("float16", {"float16"})
@@ -170,21 +155,21 @@ def test_an_fp16_bundle_has_a_cache_in_fp16_and_logits_in_fp32(
     assert half < 0.6 * full
 
 
-def test_the_registry_names_models_of_the_hub_and_of_pypi():
-    entries = registry()
-    assert "smollm2-135m" in entries  # the quick start's model
-    for name, entry in entries.items():
-        assert re.fullmatch(r"[a-z0-9.-]+", name)
-        assert len({"hub", "pypi"} & entry.keys()) == 1, name
-        assert entry.keys() <= {"about", "hub", "pypi"} and entry["about"]
-        if "hub" in entry:
-            assert entry["hub"].count("/") == 1
-        else:
-            wheels = WheelFile(**entry["pypi"])
-            assert "==" in wheels.requirement and re.fullmatch("[0-9a-f]{64}", wheels.sha256)
-            assert wheels.saved_as.endswith(".gguf")
-            in_parts = wheels.parts > 1
-            assert in_parts == ("{part}" in wheels.requirement) == ("{part}" in wheels.file)
+@pytest.mark.slow
+def test_the_report_of_a_bf16_export_says_that_it_needs_engines(tiny_model: Path, tmp_path: Path):
+    bundle = tmp_path / "bundle"
+    done = command("--lookahead", 2, "--model", tiny_model, "--dtype", "bf16", "-o", bundle)
+    assert done.returncode == 0, done.stderr
+    expected = f"ONNX Runtime cannot run bf16: build engines next (pass-export build {bundle} --eng"
+    assert expected in " ".join(done.stderr.split())
+    assert list(bundle.glob("trunk.check*")) == []  # the graph that was checked in their place
+
+
+@pytest.mark.slow
+def test_the_report_counts_the_tokens_that_were_compared(tmp_path: Path):
+    model = make_model(tmp_path / "short", max_position_embeddings=16)
+    config = ExportConfig(str(model), lookahead=2, output=tmp_path / "bundle")
+    assert export(config, SilentProgress()).decoding.greedy_tokens == 8
 
 
 def test_the_largest_error_that_an_export_accepts_depends_on_the_model(tiny_bundle: Path):

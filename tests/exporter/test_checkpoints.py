@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import torch
 from checkpoints import (
@@ -19,6 +19,7 @@ from checkpoints import (
     change_tensors,
     changed_copy,
     cut_off,
+    load_path,
     set_number,
     split_weights,
     write_gguf,
@@ -29,15 +30,13 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-import pass_exporter.cli
 import pass_trainer.cli
-from conftest import EOS, VOCAB_SIZE, export_bundle, make_model
+from conftest import EOS, VOCAB_SIZE, make_model
 from pass_exporter.bundle import write_tokenizer
 from pass_exporter.model.families import SUPPORTED_FAMILIES
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_runtime import PassError
-from pass_runtime.bundle.manifest import FileInfo
 
 UP = "model.layers.0.mlp.up_proj.weight"
 UP_NAME = UP.removesuffix(".weight")
@@ -56,19 +55,70 @@ def drop_tensors(part: str) -> Change:
 
 def leave_only_adapter(directory: Path) -> None:
     add_adapter(directory)
-    (directory / "config.json").unlink()
+    unlink("config.json")(directory)
 
 
+def unlink_tokenizer(directory: Path) -> None:
+    for path in directory.glob("*token*"):
+        path.unlink()
+
+
+def config_alone(**changes: Any) -> Change:
+    """Change the configuration of a model without weights: it must be refused before they are
+    read."""
+
+    def change(directory: Path) -> None:
+        unlink(WEIGHTS)(directory)
+        change_settings(**changes)(directory)
+
+    return change
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = DYNAMIC | {"rope_type": "longrope", "original_max_position_embeddings": 256}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+STATIC = {"rope_type": "default", "rope_theta": 1e4}
+OF_GEMMA3 = {"sliding_attention": STATIC, "full_attention": DYNAMIC}
+ADAPTER = "is a PEFT adapter for somebody/base, not a whole model: merge"
+NEVER_RUN = "is never run: take a model of a family"
+STATIC_TYPES = "is not supported; the exporter supports default, linear, llama3, yarn"
 BROKEN: dict[str, tuple[Change, str]] = {
+    **{
+        model_type: (
+            config_alone(model_type=model_type),
+            f"model type '{model_type}' is not supported; the exporter supports "
+            f"{', '.join(SUPPORTED_FAMILIES)}",
+        )
+        for model_type in ("gpt2", "gemma2", "mixtral")
+    },
+    "dynamic": (config_alone(rope_parameters=DYNAMIC), f"rotary type 'dynamic' {STATIC_TYPES}"),
+    "longrope": (config_alone(rope_parameters=LONGROPE), f"rotary type 'longrope' {STATIC_TYPES}"),
+    "dynamic in some layers": (
+        config_alone(model_type="gemma3_text", rope_parameters=OF_GEMMA3),
+        f"rotary type 'dynamic' {STATIC_TYPES}",
+    ),
+    **{
+        setting: (
+            config_alone(model_type="gemma3_text", sliding_window=32, **{setting: value}),
+            f"({setting} in config.json) is not supported",
+        )
+        for setting, value in (
+            ("attn_logit_softcapping", 50.0),
+            ("final_logit_softcapping", 30.0),
+            ("use_bidirectional_attention", True),
+        )
+    },
+    "no config": (unlink("config.json"), "has no config.json"),
+    "no model type": (write_json("config.json", {}), "cannot load"),
+    "a model type that is no text": (write_json("config.json", {"model_type": 5}), "cannot load"),
+    "no weights": (unlink(WEIGHTS), "safetensors"),
+    "no tokenizer": (unlink_tokenizer, "token"),
     "a layer missing": (
         drop_tensors(".layers.1."),
         f"9 missing: {NORM}, model.layers.1.mlp.down_proj.weight, "
         "model.layers.1.mlp.gate_proj.weight and 6 more",
     ),
-    "no head": (
-        drop_tensors("lm_head"),
-        "1 missing: lm_head.weight",
-    ),
+    "no head": (drop_tensors("lm_head"), "1 missing: lm_head.weight"),
     "every body tensor renamed": (
         change_tensors(lambda old: {n.replace("model.", "body."): t for n, t in old.items()}),
         "20 not part of the model: body.embed_tokens.weight",
@@ -113,29 +163,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "truncated shard": (split_weights(cut_off), "model-00002-of-00005.safetensors is damaged"),
     "missing shard": (split_weights(Path.unlink), "model-00002-of-00005.safetensors"),
     "too few positions": (change_settings(max_position_embeddings=3), "at most 3 tokens"),
-    "PEFT adapter": (
-        leave_only_adapter,
-        "is a PEFT adapter for somebody/base, not a whole model: merge",
-    ),
-    "PEFT adapter in a model": (
-        add_adapter,
-        "is a PEFT adapter for somebody/base, not a whole model: merge",
-    ),
-    "code of its own": (
-        change_settings(auto_map=CODE, model_type="mine"),
-        "is never run: take a model of a family",
-    ),
-    "code of its own without a type": (
-        change_settings(auto_map=CODE, model_type=None),
-        "is never run: take a model of a",
-    ),
-    **{
-        method: (
-            change_settings(quantization_config={"quant_method": method, "bits": 4}),
-            f"already quantized ({method}), which is not supported: export the unquantized model",
-        )
-        for method in ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "hqq")
-    },
+    "PEFT adapter": (leave_only_adapter, ADAPTER),
+    "PEFT adapter in a model": (add_adapter, ADAPTER),
+    "code of its own": (change_settings(auto_map=CODE, model_type="mine"), NEVER_RUN),
+    "code of its own without a type": (change_settings(auto_map=CODE, model_type=None), NEVER_RUN),
 }
 
 
@@ -152,12 +183,20 @@ def zeros(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 MLX = {"group_size": 64, "bits": 4, "mode": "affine"}
+COMPRESSED = {"quant_method": "compressed-tensors"}
 TORCHAO = {"default": {"_type": "Int4WeightOnlyConfig", "_version": 1, "_data": {}}}
 NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 MODELOPT = {"name": "modelopt", "version": "0.29.0"}
 FP8_SCALES = zeros(96, 4, torch.float8_e4m3fn)
 PACKED = zeros(96, 32, torch.uint8)
 QUANTIZED: dict[str, tuple[Change, str]] = {
+    **{
+        method: (
+            change_settings(quantization_config={"quant_method": method, "bits": 4}),
+            method,
+        )
+        for method in ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "hqq")
+    },
     "MLX": (change_settings(quantization=MLX), "MLX"),
     "MLX, stated twice": (change_settings(quantization=MLX, quantization_config=MLX), "MLX"),
     "MLX's tensors": (
@@ -181,12 +220,7 @@ QUANTIZED: dict[str, tuple[Change, str]] = {
         "torchao",
     ),
     "NVFP4": (
-        change_settings(
-            quantization_config={
-                "quant_method": "compressed-tensors",
-                "format": "nvfp4-pack-quantized",
-            }
-        ),
+        change_settings(quantization_config={**COMPRESSED, "format": "nvfp4-pack-quantized"}),
         "compressed-tensors nvfp4-pack-quantized",
     ),
     "NVFP4's tensors": (
@@ -194,9 +228,7 @@ QUANTIZED: dict[str, tuple[Change, str]] = {
         "compressed-tensors NVFP4",
     ),
     "an older compressed-tensors": (
-        change_settings(
-            compression_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}
-        ),
+        change_settings(compression_config={**COMPRESSED, "format": "pack-quantized"}),
         "compressed-tensors pack-quantized",
     ),
     "AutoGPTQ": (
@@ -239,32 +271,26 @@ BROKEN["a damaged statement"] = (
 )
 
 
-def error_of(main: click.Command, *arguments: object) -> str:
-    return error_line(command(*arguments, main=main))
-
-
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_checkpoints_are_refused(tiny_model: Path, tmp_path: Path, case: str):
     change, expected = BROKEN[case]
     model = changed_copy(tiny_model, tmp_path / "model", change)
     (tmp_path / "bundles").mkdir()
     output = tmp_path / "bundles" / "bundle"
-    assert expected in error_of(pass_exporter.cli.main, "--model", model, "-o", output)
+    assert expected in error_line(command("--model", model, "-o", output))
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "case", ["a layer missing", "NaN", "gptq", "MLX", "an end beyond the vocabulary"]
 )
-def test_training_and_evaluation_refuse_the_same_checkpoints(
-    tiny_model: Path, tmp_path: Path, case: str
-):
+def test_training_and_evaluation_refuse_the_same_checkpoints(tiny_model, tmp_path, case):
     change, expected = BROKEN[case]
     model = changed_copy(tiny_model, tmp_path / "model", change)
-    flags = ("--model", model, "--device", "cpu")
-    assert expected in error_of(pass_trainer.cli.main, *flags, "-o", tmp_path / "run")
+    flags, main = ("--model", model, "--device", "cpu"), pass_trainer.cli.main
+    assert expected in error_line(command(*flags, "-o", tmp_path / "run", main=main))
     assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
-    assert expected in error_of(pass_trainer.cli.main, "evaluate", *flags)
+    assert expected in error_line(command("evaluate", *flags, main=main))
 
 
 def test_weights_beyond_the_range_of_fp16_are_refused(tiny_model: Path, tmp_path: Path):
@@ -296,24 +322,22 @@ VALID: dict[str, Change] = {
 @pytest.mark.parametrize("case", VALID)
 def test_valid_checkpoints_load(tiny_model: Path, tmp_path: Path, case: str):
     model = changed_copy(tiny_model, tmp_path / "model", VALID[case])
-    loaded = load_model(resolve(str(model)), "fp32")
-    expected = load_model(resolve(str(tiny_model)), "fp32").model.state_dict()
+    loaded = load_path(model)
+    expected = load_path(tiny_model).model.state_dict()
     assert all(
         torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items()
     )
 
 
 def test_a_tied_head_needs_no_tensor_of_its_own(tmp_path: Path):
-    loaded = load_model(
-        resolve(str(make_model(tmp_path / "tied", tie_word_embeddings=True))), "fp32"
-    )
+    loaded = load_path(make_model(tmp_path / "tied", tie_word_embeddings=True))
     assert loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
 
 
 @pytest.mark.slow
 def test_every_family_loads(tmp_path: Path):
     for family in SUPPORTED_FAMILIES:
-        loaded = load_model(resolve(str(make_model(tmp_path / family, family))), "fp32")
+        loaded = load_path(make_model(tmp_path / family, family))
         assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE, family
 
 
@@ -324,8 +348,8 @@ def test_added_tokens_beyond_the_vocabulary_are_read_as_text(tiny_model: Path, t
         match="model has no embeddings for the added tokens <extra 0>, <extra 1>, .* read as "
         "plain text",
     ):
-        tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
-    text, original = "The <extra 0>fox<extra 31>", load_model(resolve(str(tiny_model)), "fp32")
+        tokenizer = load_path(model).tokenizer
+    text, original = "The <extra 0>fox<extra 31>", load_path(tiny_model)
     assert tokenizer.encode(text) == original.tokenizer.encode(text)
     assert max(tokenizer.encode(text)) < VOCAB_SIZE
 
@@ -339,7 +363,7 @@ def set_far_end_token(directory: Path) -> None:
 def test_start_and_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Path, tmp_path: Path):
     model = changed_copy(tiny_model, tmp_path / "model", set_far_end_token)
     with pytest.warns(UserWarning, match="no embeddings for the added tokens <far>"):
-        loaded = load_model(resolve(str(model)), "fp32")
+        loaded = load_path(model)
     assert loaded.tokenizer.bos_token_id is loaded.tokenizer.eos_token_id is None
     assert loaded.eos_token_ids == (EOS,)
     # A tokenizer that writes this token before every text cannot be used.
@@ -347,7 +371,7 @@ def test_start_and_end_tokens_beyond_the_vocabulary_are_left_out(tiny_model: Pat
     saved.post_processor = TemplateProcessing("<far> $A", special_tokens=[("<far>", VOCAB_SIZE)])
     saved.save(str(model / "tokenizer.json"))
     with pytest.warns(UserWarning), pytest.raises(PassError, match="ids up to 320"):
-        load_model(resolve(str(model)), "fp32")
+        load_path(model)
 
 
 def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: Path):
@@ -356,7 +380,7 @@ def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: P
     saved.enable_truncation(4)
     saved.enable_padding(length=64, pad_id=EOS, pad_token="<eos>")
     saved.save(str(model / "tokenizer.json"))
-    tokenizer = load_model(resolve(str(model)), "fp32").tokenizer
+    tokenizer = load_path(model).tokenizer
     text = "The quick brown fox jumps over the lazy dog."
     expected = AutoTokenizer.from_pretrained(model)(text).input_ids
     assert tokenizer.backend_tokenizer.encode(text).ids == expected
@@ -365,38 +389,16 @@ def test_saved_truncation_and_padding_are_left_out(tiny_model: Path, tmp_path: P
 
 
 def test_a_gguf_file_with_missing_or_extra_tensors_is_refused(tiny_model: Path, tmp_path: Path):
-    loaded = load_model(resolve(str(write_gguf(tiny_model, tmp_path / "valid.gguf"))), "fp32")
+    loaded = load_path(write_gguf(tiny_model, tmp_path / "valid.gguf"))
     # transformers adds GPT-2's token <|endoftext|>, for which the model has no embedding.
     assert max(loaded.tokenizer.get_vocab().values()) < VOCAB_SIZE
-    text, original = "The fox <|endoftext|>", load_model(resolve(str(tiny_model)), "fp32")
+    text, original = "The fox <|endoftext|>", load_path(tiny_model)
     assert loaded.tokenizer.encode(text) == original.tokenizer.encode(text)
     short = write_gguf(tiny_model, tmp_path / "short.gguf", without=("blk.1.ffn_up",))
     with pytest.raises(
         PassError, match=r"short .*\(1 missing: model.layers.1.mlp.up_proj.weight\)"
     ):
-        load_model(resolve(str(short)), "fp32")
+        load_path(short)
     extra = write_gguf(tiny_model, tmp_path / "extra.gguf", extra=("rope_freqs.weight",))
     with pytest.raises(PassError, match=r"extra .*\(1 not part of the model: rope_freqs.weight\)"):
-        load_model(resolve(str(extra)), "fp32")
-
-
-def test_the_option_trust_remote_code_is_refused():
-    for main in (pass_exporter.cli.main, pass_trainer.cli.main):
-        line = error_of(main, "--model", "somebody/model", "--trust-remote-code")
-        assert (
-            "--trust-remote-code is refused: code that comes with a checkpoint is never run: "
-            "take a model of" in line
-        )
-
-
-@pytest.mark.slow
-def test_a_bundle_that_the_runtime_refuses_is_not_delivered(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Here the manifest has wrong sizes of files."""
-    wrong = FileInfo(sha256="0" * 64, bytes=1)
-    monkeypatch.setattr("pass_exporter.bundle.file_info", lambda _: wrong)
-    with pytest.raises(PassError, match=r"runtime refuses the bundle .* report it") as refused:
-        export_bundle(tiny_model, tmp_path / "bundles" / "bundle", lookahead=2)
-    assert "export the bundle again" not in str(refused.value)
-    assert list((tmp_path / "bundles").iterdir()) == []
+        load_path(extra)

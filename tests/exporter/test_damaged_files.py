@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import LFS_POINTER, write_gguf
+from checkpoints import LFS_POINTER, load_path, write_gguf
 
 from pass_exporter.model.gguf_reader import read_gguf
 from pass_exporter.model.load import load_model
@@ -59,7 +59,7 @@ DAMAGES = {
 
 def refusal(model: Path) -> str:
     with pytest.raises(PassError) as caught:
-        load_model(resolve(str(model)), "fp32")
+        load_path(model)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -68,9 +68,7 @@ def refusal(model: Path) -> str:
     ("name", "damage"),
     [*product(JSON_FILES, DAMAGES), *product(OTHER_FILES, DAMAGES_OF_ALL)],
 )
-def test_a_damaged_file_is_refused_by_name(
-    tiny_model: Path, tmp_path: Path, name: str, damage: str
-):
+def test_a_damaged_file_is_refused_by_name(tiny_model, tmp_path, name, damage):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     path = model / name
     if not path.exists():  # this content matters for the index alone
@@ -90,8 +88,8 @@ def test_an_index_of_missing_files_is_refused(tiny_model: Path, tmp_path: Path):
 
 def test_the_suffix_of_a_gguf_file_may_be_in_capitals(tiny_model: Path, tmp_path: Path):
     path = write_gguf(tiny_model, tmp_path / "model.gguf")
-    model = load_model(resolve(str(path)), "fp32")
-    in_capitals = load_model(resolve(str(path.rename(tmp_path / "MODEL.GGUF"))), "fp32")
+    model = load_path(path)
+    in_capitals = load_path(path.rename(tmp_path / "MODEL.GGUF"))
     assert in_capitals.eos_token_ids == model.eos_token_ids
 
 
@@ -123,7 +121,7 @@ def test_damaged_gguf_files_are_refused(tiny_model: Path, tmp_path: Path):
 )
 def test_a_split_gguf_file_is_joined(tiny_model: Path, tmp_path: Path, split: dict[str, Any]):
     path = write_gguf(tiny_model, tmp_path / "whole.gguf")
-    whole = load_model(resolve(str(path)), "fp32").model.state_dict()
+    whole = load_path(path).model.state_dict()
     write_gguf(tiny_model, tmp_path / "model.gguf", **split)
     first, *others = sorted(tmp_path.glob("model-0*.gguf"))
     assert len(others) > 1

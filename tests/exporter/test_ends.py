@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import change_settings, changed_copy
+from checkpoints import change_settings, changed_copy, load_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -15,8 +15,6 @@ from transformers import AutoTokenizer
 
 from conftest import EOS, make_tokenizer
 from pass_exporter.model.end_tokens import end_tokens
-from pass_exporter.model.load import load_model
-from pass_exporter.model.registry import resolve
 
 SPECIAL_TOKENS = "<|im_start|> <|im_end|> [INST] [/INST] <|user|> <|assistant|> <|end|> <tool>"
 CHATML = (
@@ -65,13 +63,11 @@ TEMPLATES: dict[str, tuple[str, list[str]]] = {
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path) -> Any:
-    return load_model(resolve(str(tiny_model)), "fp32").model
+    return load_path(tiny_model).model
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_a_template_writes_after_an_answer_is_an_end_token(
-    tiny_model: Path, model: Any, name: str
-):
+def test_what_a_template_writes_after_an_answer_is_an_end_token(tiny_model, model, name):
     template, expected = TEMPLATES[name]
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS.split()])
@@ -100,12 +96,10 @@ def test_the_end_tokens_of_all_configurations_are_used(
     expected: dict[int, None] = {}
     for ids in (generation, config, AutoTokenizer.from_pretrained(directory).eos_token_id):
         expected |= dict.fromkeys(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    assert load_model(resolve(str(directory)), "fp32").eos_token_ids == tuple(expected)
+    assert load_path(directory).eos_token_ids == tuple(expected)
 
 
-def test_the_default_end_token_of_a_configuration_class_is_not_used(
-    tiny_model: Path, tmp_path: Path
-):
+def test_the_default_end_token_of_a_configuration_class_is_not_used(tiny_model, tmp_path):
     """LlamaConfig's is 2."""
     model = changed_copy(
         tiny_model, tmp_path / "model", change_settings("generation_config.json", eos_token_id=5)
@@ -114,4 +108,4 @@ def test_the_default_end_token_of_a_configuration_class_is_not_used(
     config = json.loads(path.read_text())
     del config["eos_token_id"]
     path.write_text(json.dumps(config))
-    assert load_model(resolve(str(model)), "fp32").eos_token_ids == (5, EOS)
+    assert load_path(model).eos_token_ids == (5, EOS)

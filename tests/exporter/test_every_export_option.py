@@ -19,22 +19,24 @@ from pass_server.triton.config import LIMIT_PARAMETERS, LOAD_PARAMETERS, PARAMET
 from pass_trainer.cli import main as train_main
 
 EXPORT, TRAIN = "--model m --dtype fp16", "--model m -o out"
-SERVED: dict[str, tuple[str, Any]] = {
-    "max_batch_size": ("--max-batch-size 3", 3),
-    "max_queue": ("--max-queue 3", 3),
-    "max_prompt_tokens": ("--max-prompt-tokens 3", 3),
-    "max_output_tokens": ("--max-output-tokens 3", 3),
-    "request_seconds": ("--request-seconds 3", 3.0),
-    "drain_seconds": ("--drain-seconds 3", 3.0),
-    "device": ("--device cpu", "cpu"),
-    "threads": ("--threads 3", 3),
-    "capacity": ("--capacity 64", 64),
-    "reuse_prefix": ("--reuse-prefix", True),
-    "prefix_cache": ("--no-prefix-cache", False),
-    "speculative_max_concurrency": ("--speculative-max-concurrency 3", 3),
-    "logprobs_mode": ("--logprobs-mode processed", "processed"),
+NUMBERS = (
+    *("max_batch_size", "max_queue", "max_prompt_tokens", "max_output_tokens", "request_seconds"),
+    *("drain_seconds", "threads", "speculative_max_concurrency"),
+)
+SERVED: dict[str, Any] = dict.fromkeys(NUMBERS, 3) | {
+    "device": "cpu",
+    "capacity": 64,
+    "reuse_prefix": True,
+    "prefix_cache": False,
+    "logprobs_mode": "processed",
 }
-"""Words and value of every parameter of a Triton model."""
+"""Values of every parameter of a Triton model."""
+
+
+def served_case(name: str, value: Any) -> Case:
+    flag = name.replace("_", "-")
+    words = {True: f"--{flag}", False: f"--no-{flag}"}.get(value, f"--{flag} {value}")
+    return Case(words, expected={"RepositoryConfig.parameters": {name: value}})
 
 
 def prepare(calls: Calls) -> None:
@@ -42,7 +44,7 @@ def prepare(calls: Calls) -> None:
         calls.replace(f"pass_exporter.cli.{name}")
     calls.replace("pass_trainer.run.run", StandIn(calls, {"agreement": None, "weights": "w"}))
     calls.replace("pass_trainer.evaluation.evaluate.evaluate", {})
-    calls.replace("pass_trainer.evaluation.evaluate.read_prompt_set", [], recorded=False)
+    calls.replace("pass_trainer.config.read_prompt_set", [], recorded=False)
     calls.replace("pass_trainer.evaluation.card.check_recordable", recorded=False)
     calls.replace("pass_trainer.evaluation.card.write_results")
     for name in ("_print_agreement", "_print_evaluation"):
@@ -91,10 +93,7 @@ COMMANDS = [
         "bundle -o out",
         prepare,
         {
-            **{
-                name: Case(words, expected={"RepositoryConfig.parameters": {name: value}})
-                for name, (words, value) in SERVED.items()
-            },
+            **{name: served_case(name, value) for name, value in SERVED.items()},
             "text": Case("--tokens", expected={"RepositoryConfig.tokens": True}),
             "reference": Case("--copy", expected={"RepositoryConfig.copy": True}),
         },
@@ -110,15 +109,15 @@ COMMANDS = [
             "start": Case("--start weights"),
             "minutes": Case(expected={"TrainConfig.minutes": 0.5}),
             "sequence_length": Case(
-                "--sequence-length 99", expected={"TrainConfig.recipe.length": 99}
+                "--sequence-length 99", expected={"TrainConfig.recipe.sequence_length": 99}
             ),
             "prompt_tokens": Case(
                 "--prompt-tokens 5 6",
                 f"{TRAIN} --data text",
-                {"TrainConfig.recipe.prompt": (5, 6)},
+                {"TrainConfig.recipe.prompt_tokens": (5, 6)},
             ),
             "chat_share": Case(
-                "--chat-share 0.5", f"{TRAIN} --data text", {"TrainConfig.recipe.chat": 0.5}
+                "--chat-share 0.5", f"{TRAIN} --data text", {"TrainConfig.recipe.chat_share": 0.5}
             ),
             "temperatures": Case(
                 "--temperatures 0,2", expected={"TrainConfig.recipe.temperatures": (0.0, 2.0)}
@@ -181,16 +180,12 @@ def test_an_option_that_would_change_nothing_is_refused(flags: str):
 
 def test_triton_reads_every_parameter_that_is_written():
     assert SERVED.keys() == PARAMETERS.keys()
-    config = RepositoryConfig(
-        Path("bundle"), Path("out"), parameters={name: value for name, (_, value) in SERVED.items()}
-    )
-    written = dict(
-        re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config))
-    )
-    settings = read_settings(written)
+    config = RepositoryConfig(Path("bundle"), Path("out"), parameters=SERVED)
+    pairs = re.findall(r'key: "(\w+)" value { string_value: "(.*)" }', config_pbtxt("m", config))
+    settings = read_settings(dict(pairs))
     found = {name: getattr(settings.load, name) for name in LOAD_PARAMETERS}
     found |= {name: getattr(settings.serve, name) for name in LIMIT_PARAMETERS} | {
         "drain_seconds": settings.drain_seconds
     }
-    assert found == {name: value for name, (_, value) in SERVED.items()}
+    assert found == SERVED
     assert options_of(LoadOptions).keys() - LOAD_PARAMETERS == {"max_queue", "verify"}

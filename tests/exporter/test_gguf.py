@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import write_gguf
+from checkpoints import load_path, write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -21,8 +21,7 @@ from pass_exporter.model.gguf_config import (
     check_settings,
     gguf_settings,
 )
-from pass_exporter.model.load import load_model
-from pass_exporter.model.registry import resolve
+from pass_exporter.model.gguf_reader import read_gguf
 from pass_runtime import PassError
 
 REQUIRED_KEYS: dict[str, Any] = {
@@ -49,7 +48,7 @@ def settings_of(tmp_path: Path):
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return gguf_settings(path)
+        return gguf_settings(read_gguf(path))
 
     return settings
 
@@ -62,7 +61,15 @@ def gemma3_rope(full: dict[str, Any], sliding_theta: float) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": default_rope(sliding_theta)}
 
 
+def scaling(**keys: Any) -> dict[str, Any]:
+    return {f"rope.scaling.{name}": value for name, value in keys.items()}
+
+
 LINEAR = default_rope() | {"rope_type": "linear", "factor": 4.0}
+OF_YARN = {"original_context_length": 128, "yarn_attn_factor": 1.5}
+OF_YARN |= {"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_ext_factor": 1.0}
+ALL_OF_YARN = {"original_max_position_embeddings": 128, "attention_factor": 1.5}
+ALL_OF_YARN |= {"beta_fast": 16.0, "beta_slow": 2.0}
 YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 512}
 SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "required keys alone": (
@@ -81,37 +88,17 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 24},
     ),
     "kv heads": ("qwen2", {"attention.head_count_kv": 2}, {"num_key_value_heads": 2}),
-    "linear by its factor": ("llama", {"rope.scaling.factor": 4.0}, {"rope_parameters": LINEAR}),
+    "linear by its factor": ("llama", scaling(factor=4.0), {"rope_parameters": LINEAR}),
     "no scaling": (
         "llama",
-        {"rope.scaling.factor": 4.0, "rope.scaling.type": "none"},
+        scaling(factor=4.0, type="none"),
         {"rope_parameters": default_rope()},
     ),
-    "yarn": (
-        "qwen2",
-        {"rope.scaling.factor": 4.0, "rope.scaling.type": "yarn"},
-        {"rope_parameters": YARN},
-    ),
+    "yarn": ("qwen2", scaling(factor=4.0, type="yarn"), {"rope_parameters": YARN}),
     "all of yarn": (
         "qwen3",
-        {
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_attn_factor": 1.5,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 2.0,
-            "rope.scaling.yarn_ext_factor": 1.0,
-        },
-        {
-            "rope_parameters": YARN
-            | {
-                "original_max_position_embeddings": 128,
-                "attention_factor": 1.5,
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-            }
-        },
+        scaling(factor=4.0, type="yarn", **OF_YARN),
+        {"rope_parameters": YARN | ALL_OF_YARN},
     ),
     "phi3": (
         "phi3",
@@ -120,7 +107,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "gemma3": (
         "gemma3",
-        {"attention.sliding_window": 64, "rope.scaling.factor": 4.0, "attention.key_length": 32},
+        {"attention.sliding_window": 64, "attention.key_length": 32} | scaling(factor=4.0),
         {
             "rope_parameters": gemma3_rope(LINEAR, 10000.0),
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
@@ -175,23 +162,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "attention.scale = 0.5 is not 1/sqrt(16)": ("llama", {"attention.scale": 0.5}),
     "attention.sliding_window = 64": ("qwen2", {"attention.sliding_window": 64}),
-    "attention.value_length = 8 is not the length of a key, 16": (
-        "llama",
-        {"attention.value_length": 8},
-    ),
+    "value_length = 8 is not the length of a key, 16": ("llama", {"attention.value_length": 8}),
     "expert_count = 8 is not supported": ("llama", {"expert_count": 8}),
     "final_logit_softcapping = 30.0": ("gemma3", {"final_logit_softcapping": 30.0}),
     "logit_scale = 0.5": ("llama", {"logit_scale": 0.5}),
-    "rope.dimension_count = 8 is not the size of a head, 16": (
-        "qwen2",
-        {"rope.dimension_count": 8},
-    ),
-    "rope.scaling.factor = 4.0": ("phi3", {"rope.scaling.factor": 4.0}),
-    "rope.scaling.type = 'longrope'": ("phi3", {"rope.scaling.type": "longrope"}),
-    "rope.scaling.type = 'yarn'": (
-        "gemma3",
-        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
-    ),
+    "dimension_count = 8 is not the size of a head, 16": ("qwen2", {"rope.dimension_count": 8}),
+    "rope.scaling.factor = 4.0": ("phi3", scaling(factor=4.0)),
+    "rope.scaling.type = 'longrope'": ("phi3", scaling(type="longrope")),
+    "rope.scaling.type = 'yarn'": ("gemma3", scaling(type="yarn", factor=4.0)),
     "something.new = 3 is not known": ("qwen3", {"something.new": 3}),
     "the file has no llama.context_length": ("llama", {"context_length": None}),
     "the file has no gemma3.rope.freq_base": ("gemma3", {"rope.freq_base": None}),
@@ -208,10 +186,7 @@ def test_unsupported_keys_are_refused_by_name(settings_of, expected: str):
     assert expected in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-YARN_KEYS = {
-    f"rope.scaling.{name}"
-    for name in ("original_context_length", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
-}
+YARN_KEYS = scaling(**OF_YARN).keys() - {"rope.scaling.yarn_ext_factor"}
 """Keys that only yarn scaling reads, which is refused for Phi3 and Gemma3."""
 
 
@@ -219,7 +194,7 @@ YARN_KEYS = {
 def test_no_key_of_the_format_is_ignored(settings_of, arch: str):
     """But for the size of the vocabulary, and YARN_KEYS without yarn."""
     has_yarn = arch not in ("phi3", "gemma3")
-    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    yarn = scaling(type="yarn", factor=4.0)
     other_keys = yarn if has_yarn else {"attention.sliding_window": 64}
     classes = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM)
     constants = {str(value) for each in classes for value in vars(each).values()}
@@ -258,24 +233,20 @@ def test_biases_of_a_file_are_used(tmp_path: Path):
         if name.endswith(".bias"):
             tensor.fill_(0.5)  # equal, because GGUF has the rows of some tensors in another order
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    loaded = load_model(resolve(str(write_gguf(model, tmp_path / "model.gguf"))), "fp32").model
+    loaded = load_path(write_gguf(model, tmp_path / "model.gguf")).model
     biases = [tensor for name, tensor in loaded.named_parameters() if name.endswith(".bias")]
     assert len(biases) == 14 and all(bool((tensor == 0.5).all()) for tensor in biases)
 
 
 @pytest.mark.parametrize("key", ["eot", "eom"])
-def test_the_end_tokens_of_turns_and_messages_are_end_tokens(
-    tiny_model: Path, tmp_path: Path, key: str
-):
+def test_the_end_tokens_of_turns_and_messages_are_end_tokens(tiny_model, tmp_path, key):
     path = write_gguf(
         tiny_model, tmp_path / "model.gguf", keys={f"tokenizer.ggml.{key}_token_id": 7}
     )
-    assert load_model(resolve(str(path)), "fp32").eos_token_ids == (1, 7)
+    assert load_path(path).eos_token_ids == (1, 7)
 
 
-def test_tokenizers_of_other_kinds_are_refused(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_tokenizers_of_other_kinds_are_refused(tiny_model, tmp_path, monkeypatch):
     def write_kind(writer: gguf.GGUFWriter, _kind: str) -> None:
         writer.add_string("tokenizer.ggml.model", "t5")
 
@@ -286,4 +257,4 @@ def test_tokenizers_of_other_kinds_are_refused(
     monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", write_scores)
     path = write_gguf(tiny_model, tmp_path / "model.gguf")
     with pytest.raises(PassError, match=r"tokenizer.ggml.model = 't5' is not supported"):
-        load_model(resolve(str(path)), "fp32")
+        load_path(path)

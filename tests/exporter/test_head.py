@@ -10,16 +10,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from checkpoints import load_path
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from conftest import VOCAB_SIZE, export_bundle, make_model, random_head, write_random_weights
+from conftest import VOCAB_SIZE, export_bundle, random_head, write_random_weights
 from pass_exporter.checks.torch_cases import torch_cases
 from pass_exporter.checks.trunks import Limits, check_trunks
 from pass_exporter.model.draft_head import DraftHead
-from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import LookaheadWeights, read_lookahead
-from pass_exporter.model.registry import resolve
+from pass_exporter.model.lookahead import read_lookahead
 from pass_runtime import PassError
 from pass_runtime.bundle.head import HEAD_FILE, HEAD_PREFIX, head_layout
 from pass_runtime.bundle.manifest import HeadInfo
@@ -66,9 +64,7 @@ def test_heads_in_torch_and_numpy_compute_the_same(vocab: int, params: SamplingP
         assert np.mean(drafts != logits.argmax(-1)) > 0.3, "the head must matter"
 
 
-def test_a_bundle_holds_the_weights_of_the_head(
-    head_bundle: Path, tiny_bundle: Path, tiny_model: Path
-):
+def test_a_bundle_holds_the_weights_of_the_head(head_bundle, tiny_bundle, tiny_model):
     manifest = read_manifest(head_bundle)
     assert manifest.lookahead.head == HeadInfo(rank=12, width=24, blocks=64)
     content = (head_bundle / HEAD_FILE).read_bytes()
@@ -77,7 +73,7 @@ def test_a_bundle_holds_the_weights_of_the_head(
         for name, region in head_layout(VOCAB_SIZE, 64, 12, 24).items()
     }
     weights = head_bundle.parent / "lookahead.safetensors"
-    model = load_model(resolve(str(tiny_model)), "fp32").model
+    model = load_path(tiny_model).model
     embeddings = model.get_output_embeddings().weight.detach().numpy()
     with safe_open(weights, framework="np") as file:
         for name, array in stored.items():
@@ -130,10 +126,8 @@ def test_a_head_in_other_formats_passes_the_checks_of_an_export(
     assert (hidden.dtype, hidden.shape) == ("float32", ("batch", "lookahead_rows", 64))
 
 
-def test_the_check_finds_wrong_hidden_rows_and_nan_in_the_cache(
-    tiny_model: Path, head_bundle: Path
-):
-    model = load_model(resolve(str(tiny_model)), "fp32").model
+def test_the_check_finds_wrong_hidden_rows_and_nan_in_the_cache(tiny_model, head_bundle):
+    model = load_path(tiny_model).model
     lookahead_weights = read_lookahead(head_bundle.parent / "lookahead.safetensors", 1, model)
     cases, manifest = torch_cases(model, lookahead_weights), read_manifest(head_bundle)
     limits = Limits(1e-4, 1e-4)
@@ -146,49 +140,3 @@ def test_the_check_finds_wrong_hidden_rows_and_nan_in_the_cache(
     for wrong in (wrong_hidden, nan):
         with pytest.raises(PassError, match="differs from torch"):
             check_trunks(head_bundle, manifest, wrong, limits)
-
-
-def test_a_head_of_another_model_is_refused(tiny_model: Path, tmp_path: Path):
-    other = make_model(tmp_path / "other", vocab_size=1024)
-    weights = write_random_weights(
-        other, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
-    )
-    with pytest.raises(PassError, match="was trained for another model"):
-        export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, lookahead_weights=weights)
-    tensors = load_file(weights)
-    model = load_model(resolve(str(tiny_model)), "fp32").model
-    with pytest.raises(
-        PassError, match=r"projection has shape \[60, 8\], but this model needs \[64, 8\]"
-    ):
-        read_without_fingerprint(
-            tensors | {"head.projection": tensors["head.projection"][:60]}, tmp_path, model
-        )
-    table = torch.ones(1024, 8, dtype=torch.float16)
-    with pytest.raises(
-        PassError, match=r"table has shape \[1024, 8\], but this model needs \[320, 8\]"
-    ):
-        read_without_fingerprint(tensors | {"head.table": table}, tmp_path, model)
-
-
-def read_without_fingerprint(
-    tensors: dict[str, torch.Tensor], directory: Path, model
-) -> LookaheadWeights:
-    path = directory / "no-fingerprint.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    return read_lookahead(path, 2, model)
-
-
-def test_a_head_with_a_table_of_its_own_is_read(tiny_model: Path, tmp_path: Path):
-    weights = write_random_weights(
-        tiny_model, tmp_path / "lookahead.safetensors", 2, rank=0, head_rank=8
-    )
-    tensors = load_file(weights)
-    del tensors["head.projection"]
-    tensors["head.table"] = torch.randn(
-        VOCAB_SIZE, 8, generator=torch.Generator().manual_seed(7)
-    ).half()
-    model = load_model(resolve(str(tiny_model)), "fp32").model
-    head = read_without_fingerprint(tensors, tmp_path, model).head
-    assert head is not None
-    np.testing.assert_array_equal(head.arrays().table, tensors["head.table"].numpy())
-    assert head.tensors().keys() == {name for name in tensors if name.startswith("head.")}

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pass_exporter.derived.packing import BLOCK, CODE_BYTES, GROUP, interleave, pack, packed_bytes
+from pass_exporter.derived.packing import BLOCK, CODE_BYTES, GROUP, pack, packed_bytes
 
 Array = np.ndarray
-QUICK = settings(derandomize=True, deadline=None, max_examples=100)
 sizes = st.tuples(st.integers(1, 70), st.integers(1, 130))
 bits_of_codes = st.sampled_from(tuple(CODE_BYTES))
 
@@ -49,7 +48,7 @@ def unpack(packed: Array, bits: int, columns: int, inputs: int) -> tuple[Array, 
     return codes[:columns, :inputs], scales[:columns], offsets[:columns]
 
 
-@QUICK
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.integers(0, 1 << 30), sizes, bits_of_codes)
 def test_nothing_is_lost(seed: int, sizes: tuple[int, int], bits: int):
     codes, scales, offsets = random_weight(seed, *sizes, bits)
@@ -68,25 +67,3 @@ def test_nothing_is_lost(seed: int, sizes: tuple[int, int], bits: int):
 def test_a_block_has_a_scale_and_an_offset_of_two_bytes(bits: int, bytes_of_weight: float):
     assert packed_bytes(160, 320, bits, symmetric=False) == 160 * 320 * bytes_of_weight
     assert packed_bytes(160, 320, bits, symmetric=True) == 160 * 320 * (bytes_of_weight - 1 / 16)
-
-
-@QUICK
-@given(st.integers(0, 1 << 30), sizes, bits_of_codes)
-def test_groups_of_gate_and_up_alternate(seed: int, sizes: tuple[int, int], bits: int):
-    gate, up = (
-        pack(codes, bits, *rest)
-        for codes, *rest in (random_weight(each, *sizes, bits) for each in (seed, seed + 1))
-    )
-    both = interleave(gate, up)
-    assert both.shape == (2 * len(gate), *gate.shape[1:])
-    np.testing.assert_array_equal(both[::2], gate)
-    np.testing.assert_array_equal(both[1::2], up)
-
-
-@QUICK
-@given(st.integers(0, 1 << 30), st.lists(st.integers(1, 3), min_size=2, max_size=3), bits_of_codes)
-def test_parts_of_whole_groups_can_be_packed_apart(seed: int, groups: list[int], bits: int):
-    weights = [random_weight(seed + i, GROUP * n, 50, bits) for i, n in enumerate(groups)]
-    apart = [pack(codes, bits, *rest) for codes, *rest in weights]
-    codes, scales, offsets = (np.concatenate(each) for each in zip(*weights, strict=True))
-    np.testing.assert_array_equal(np.concatenate(apart), pack(codes, bits, scales, offsets))

@@ -14,6 +14,7 @@ import pytest
 
 from pass_exporter.checks import trunks
 from pass_exporter.checks.trunks import run_in_pieces
+from pass_exporter.tails.tape import GraphTape
 from pass_runtime.backends.ort.session import open_session
 from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.read import read_manifest
@@ -23,9 +24,7 @@ from trunk_feeds import trunk_feed
 
 @pytest.mark.parametrize("size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize("file", ["trunk.onnx", "trunk.cpu.onnx"])
-def test_a_trunk_in_pieces_computes_the_same_bits(
-    adapter_bundle: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
-):
+def test_a_trunk_in_pieces_computes_the_same_bits(adapter_bundle, monkeypatch, file, size):
     monkeypatch.setattr(trunks, "MAX_PIECE_ELEMENTS", size)
     model, rng = read_manifest(adapter_bundle).model, np.random.default_rng(0)
     session = open_session(adapter_bundle / file, "cpu", exact=True)
@@ -40,27 +39,14 @@ def test_a_trunk_in_pieces_computes_the_same_bits(
             np.testing.assert_array_equal(output, expected)
 
 
-def test_weights_are_dequantized_once_for_all_feeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_weights_are_dequantized_once_for_all_feeds(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     codes, x = rng.integers(-128, 128, (2, 4, 4), np.int8), rng.standard_normal((3, 2, 4), "f4")
-    rows = ir.Value(name="x", shape=ir.Shape([2, 4]), type=ir.TensorType(ir.DataType.FLOAT))
-    scale = ir.Value(name="scale", const_value=ir.tensor(np.float32(0.5), name="scale"))
-    weights = [
-        ir.Value(name=f"w{i}", const_value=ir.tensor(each, name=f"w{i}"))
-        for i, each in enumerate(codes)
-    ]
-    nodes, result = [], rows
-    for weight in weights:
-        nodes.append(ir.node("DequantizeLinear", [weight, scale]))
-        nodes.append(ir.node("MatMul", [result, nodes[-1].outputs[0]]))
-        result = nodes[-1].outputs[0]
-    result.name, result.type = "y", rows.type
-    graph = ir.Graph(
-        [rows], [result], nodes=nodes, initializers=[scale, *weights], opset_imports={"": 24}
-    )
-    ir.save(ir.Model(graph, ir_version=10), tmp_path / "products.onnx")
+    op = GraphTape("products")
+    result, scale = op.input("x", np.float32, [2, 4]), op.const(0.5, np.float32)
+    for each in codes:
+        result = op("MatMul", result, op("DequantizeLinear", op.const(each, np.int8), scale))
+    ir.save(op.model({"y": (result, np.float32, [2, 4])}), tmp_path / "products.onnx")
     ran: list[str] = []  # the operators of each run
 
     def open_recorded(file: Path, device: str, *, exact: bool, files: OpenFiles) -> Any:

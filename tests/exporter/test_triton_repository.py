@@ -78,9 +78,7 @@ def test_a_model_is_replaced_with_force_only(tiny_bundle: Path, tmp_path: Path):
     )
 
 
-def test_a_failure_leaves_no_files(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failure_leaves_no_files(tiny_bundle, tmp_path, monkeypatch):
     def fail(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
@@ -96,6 +94,7 @@ def test_a_failure_leaves_no_files(
         (["--served-model-name", "../up"], "cannot be a model's name"),
         (["--served-model-name", ".hidden"], "cannot be a model's name"),
         (["--device", "tpu"], "unknown device"),
+        (["--device", "tensorrt"], "run: pass-export build {bundle} --engine tensorrt"),
         (["--instances", "0"], "instances"),
         (["--max-batch-size", "0"], "max-batch-size"),
         (["--max-queue", "-1"], "max-queue"),
@@ -105,16 +104,9 @@ def test_a_failure_leaves_no_files(
         (["--capacity", 100_000], "more than the 768 tokens of the model"),
     ],
 )
-def test_wrong_options_are_refused(
-    tiny_bundle: Path, tmp_path: Path, arguments: list[str], message: str
-):
-    assert message in run(tiny_bundle, "-o", tmp_path / "models", *arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_device_without_engines_is_refused(tiny_bundle: Path, tmp_path: Path):
-    error = run(tiny_bundle, "-o", tmp_path / "models", "--device", "tensorrt")
-    assert f"no tensorrt engines; run: pass-export build {tiny_bundle} --engine tensorrt" in error
+def test_wrong_options_are_refused(tiny_bundle, tmp_path, arguments, message):
+    error = run(tiny_bundle, "-o", tmp_path / "models", *arguments)
+    assert message.format(bundle=tiny_bundle) in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,9 +131,7 @@ def test_bf16_without_engines_is_refused(bf16_bundle: Path, tmp_path: Path, devi
 
 
 @pytest.mark.parametrize("current", [True, False])
-def test_engines_that_were_built_from_other_graphs_are_refused(
-    bf16_bundle: Path, tmp_path: Path, current: bool
-):
+def test_engines_that_were_built_from_other_graphs_are_refused(bf16_bundle, tmp_path, current):
     shutil.copytree(bf16_bundle, tmp_path / "bundle")
     manifest = read_manifest(bf16_bundle)
     sizes = {"lookahead": 1, "max_batch_size": 1, "capacities": (64,)}

@@ -17,6 +17,7 @@ from pass_runtime.backends.ort.session import library
 DOMAIN = "pass.cpu"
 NONE, SILU, GELU_TANH = 0, 1, 2
 BITS = (4, 5, 8)
+EPSILON = 2.0**-24
 LAYOUTS = [(bits, symmetric) for bits in BITS for symmetric in (False, True)]
 
 Array = np.ndarray[Any, Any]
@@ -137,3 +138,14 @@ def random_weight(
 def random_floats(rng: np.random.Generator, *shape: int) -> Array:
     """A bell curve with deviation 1."""
     return (rng.integers(-4096, 4097, (12, *shape)).sum(0) / 8192).astype(np.float32)
+
+
+def gated(activation: int, gate: Array, up: Array) -> tuple[Array, Array]:
+    """Return the result and its largest error in float32."""
+    exponent = gate
+    if activation == GELU_TANH:
+        exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    with np.errstate(over="ignore"):
+        result = gate / (1 + np.exp(-exponent)) * up
+    relative = 8 * EPSILON * (2 + np.abs(exponent).clip(max=88))
+    return result, relative * np.abs(result) + 2 * np.exp(-88) * np.abs(gate * up)

@@ -62,26 +62,17 @@ def dense_products(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]]
         weight, bias = random_floats(rng, inputs, columns), random_floats(rng, columns)
         for rows in ROWS:
             x = random_floats(rng, rows, inputs)
-            yield (
-                f"dense, {rows} rows of {inputs}",
-                [
-                    *run("DenseProduct", x, weight, bias),
-                    *run("DenseProduct", x, np.ascontiguousarray(weight.T), by_column=1),
-                ],
-            )
+            by_row = run("DenseProduct", x, weight, bias)
+            by_column = run("DenseProduct", x, np.ascontiguousarray(weight.T), by_column=1)
+            yield f"dense, {rows} rows of {inputs}", by_row + by_column
 
 
 def small_operators(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]]]:
     for size in (8, 16, 100, 576):
         x, r, scale = (random_floats(rng, *shape) for shape in ((3, size), (3, size), (size,)))
         yield f"norm of {size}", run("AddNorm", x, r, scale, outputs=2)
-        yield (
-            f"gate of {size}",
-            [
-                *run("Gate", x * 30, r, activation=SILU),
-                *run("Gate", x * 30, r, activation=GELU_TANH),
-            ],
-        )
+        gates = [run("Gate", x * 30, r, activation=each)[0] for each in (SILU, GELU_TANH)]
+        yield f"gate of {size}", gates
     special = np.concatenate([SPECIAL, np.float32([80, -80, 87.5, 88.5, -90, 1e4])])
     for activation in (SILU, GELU_TANH):
         y = run("Gate", special, np.ones_like(special), activation=activation)
@@ -96,14 +87,8 @@ def small_operators(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]
 
 def attentions(rng: np.random.Generator) -> Iterator[tuple[str, list[Array]]]:
     for size, group, rows, window in (
-        (8, 1, 1, 0),
-        (16, 3, 5, 0),
-        (20, 2, 9, 40),
-        (24, 8, 4, 0),
-        (64, 3, 13, 7),
-        (72, 1, 30, 0),
-        (80, 4, 2, 100),
-        (128, 2, 25, 0),
+        *((8, 1, 1, 0), (16, 3, 5, 0), (20, 2, 9, 40), (24, 8, 4, 0)),
+        *((64, 3, 13, 7), (72, 1, 30, 0), (80, 4, 2, 100), (128, 2, 25, 0)),
     ):
         lengths = np.array([0, 130, 300])
         kv_heads, heads, slots = 2, 2 * group, len(lengths)

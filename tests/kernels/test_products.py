@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operators import (
     BITS,
+    EPSILON,
     GELU_TANH,
     LAYOUTS,
     NONE,
     SILU,
     Array,
     Weight,
+    gated,
     random_floats,
     random_weight,
     run,
@@ -26,7 +29,6 @@ from pass_runtime.backends.ort.session import find_kernels, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no CPU kernels: {find_kernels()}")
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
-EPSILON = 2.0**-24
 LEAST = 2.0**-149 * 2**21
 """The largest error of a block's sum where float32 has fewer digits."""
 
@@ -76,17 +78,6 @@ def float32_product(x: Array, weight: Weight) -> Array:
     return total
 
 
-def gated(activation: int, gate: Array, up: Array) -> tuple[Array, Array]:
-    """Return the result and its largest error in float32."""
-    exponent = gate
-    if activation == GELU_TANH:
-        exponent = 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    with np.errstate(over="ignore"):
-        result = gate / (1 + np.exp(-exponent)) * up
-    relative = 8 * EPSILON * (2 + np.abs(exponent).clip(max=88))
-    return result, relative * np.abs(result) + 2 * np.exp(-88) * np.abs(gate * up)
-
-
 def multiply(x: Array, weight: Weight, bias: Array | None = None, threads: int = 1) -> Array:
     sizes = {"K": weight.inputs, "N": weight.columns, **weight.layout}
     return run("Product", x, weight.packed.reshape(-1), bias, threads=threads, **sizes)[0]
@@ -103,10 +94,8 @@ seeds = st.integers(0, 1 << 30)
 
 
 @QUICK
-@given(seeds, sizes, st.sampled_from(LAYOUTS), st.booleans())
-def test_a_product(
-    seed: int, sizes: tuple[int, int, int], layout: tuple[int, bool], with_bias: bool
-):
+@given(seeds, sizes, st.sampled_from(LAYOUTS), st.booleans(), st.data())
+def test_a_product(seed, sizes, layout, with_bias, data):
     rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
     weight, x = random_weight(rng, columns, inputs, *layout), random_floats(rng, rows, inputs)
     bias = random_floats(rng, columns) if with_bias else None
@@ -118,6 +107,9 @@ def test_a_product(
     assert np.all(np.abs(actual - expected) <= error)
     bits_of_product = float32_product(x, weight) + (0 if bias is None else bias)
     np.testing.assert_array_equal(actual, bits_of_product.astype(np.float32))
+    chosen = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=40))
+    np.testing.assert_array_equal(multiply(x[chosen], weight, bias), actual[chosen])
+    np.testing.assert_array_equal(multiply(x[None, chosen], weight, bias)[0], actual[chosen])
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -138,9 +130,7 @@ magnitudes = st.sampled_from((0.0, 1e-45, 1e-38, 1e-31, 1e-20, 1.0, 1e20, 1e36))
 
 @QUICK
 @given(seeds, st.lists(magnitudes, min_size=1, max_size=6), st.sampled_from(LAYOUTS), st.data())
-def test_zeros_and_tiny_and_huge_values(
-    seed: int, by_block: list[float], layout: tuple[int, bool], data: st.DataObject
-):
+def test_zeros_and_tiny_and_huge_values(seed, by_block, layout, data):
     """Blocks below 1e-30 count as 0."""
     rng, inputs = np.random.default_rng(seed), BLOCK * len(by_block) - data.draw(st.integers(0, 31))
     weight = random_weight(rng, 20, inputs, *layout)
@@ -171,13 +161,7 @@ def test_infinity_and_nan_spoil_their_own_row_alone(rows: int, activation: int, 
 
 @QUICK
 @given(seeds, sizes, st.sampled_from(LAYOUTS), st.sampled_from((SILU, GELU_TANH)), st.booleans())
-def test_a_gate(
-    seed: int,
-    sizes: tuple[int, int, int],
-    layout: tuple[int, bool],
-    activation: int,
-    with_bias: bool,
-):
+def test_a_gate(seed, sizes, layout, activation, with_bias):
     rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
     weights = [random_weight(rng, columns, inputs, *layout) for _ in range(2)]
     x = random_floats(rng, rows, inputs)
@@ -207,26 +191,18 @@ class Adapted:
 
     def __call__(self, x: Array, rows: Array | None, threads: int = 1) -> Array:
         columns = sum(each.columns for each in self.weight)
-        sizes = {"K": self.weight[0].inputs, "N": columns, **self.weight[0].layout}
-        sizes |= {"rank": self.rank}
+        sizes = {"K": self.weight[0].inputs, "N": columns, "rank": self.rank}
+        sizes |= self.weight[0].layout
+        weights, ups = ([each.packed for each in parts] for parts in (self.weight, self.ups))
         if self.activation:
             sizes |= {"activation": self.activation, "N": columns // 2}
-            packed, up = (
-                interleave(*(weight.packed for weight in pair)) for pair in (self.weight, self.ups)
-            )
+            packed, up = interleave(*weights), interleave(*ups)
         else:
             starts = np.cumsum([each.columns for each in self.weight])[:-1] // GROUP
             sizes |= {f"part{i}": int(start) for i, start in enumerate(starts, 1)}
-            packed, up = (
-                np.concatenate([weight.packed for weight in parts])
-                for parts in (self.weight, self.ups)
-            )
-        adapter = [rows, self.down.packed, up]
-        if rows is None:
-            adapter = []
-        inputs = [x, packed, None, *adapter]
-        flat = [each if each is None or each.ndim < 3 else each.reshape(-1) for each in inputs[1:]]
-        return run("Product", x, *flat, threads=threads, **sizes)[0]
+            packed, up = np.concatenate(weights), np.concatenate(ups)
+        adapter = [] if rows is None else [rows, self.down.packed.reshape(-1), up.reshape(-1)]
+        return run("Product", x, packed.reshape(-1), None, *adapter, threads=threads, **sizes)[0]
 
     @property
     def down(self) -> Weight:
@@ -278,10 +254,8 @@ def adapted_products(draw: st.DrawFn) -> Adapted:
 
 @QUICK
 @given(adapted_products(), seeds, st.integers(1, 3), st.integers(1, 16), st.data())
-def test_adapted_rows_get_their_update(
-    op: Adapted, seed: int, slots: int, width: int, data: st.DataObject
-):
-    """Others have the bits of a product without an adapter."""
+def test_adapted_rows_get_their_update(op, seed, slots, width, data):
+    """Others have the bits of a product without an adapter. No row depends on another."""
     rows = np.array(data.draw(st.lists(st.integers(0, width - 1), unique=True)), np.int64)
     x = random_floats(np.random.default_rng(seed), slots, width, op.weight[0].inputs)
     actual, plain = op(x, rows), op(x, None)
@@ -290,96 +264,74 @@ def test_adapted_rows_get_their_update(
     for slot in range(slots):
         expected, error = op.expected(x[slot], rows)
         assert np.all(np.abs(actual[slot] - expected) <= error)
+        for row in {*rows[:1], *rows[-1:]}:
+            alone = op(x[slot : slot + 1, row : row + 1], np.array([0]))
+            np.testing.assert_array_equal(alone[0, 0], actual[slot, row])
 
 
 # ---- a row's bits depend on nothing else ---------------------------------------------------------
 
 
-@QUICK
-@given(seeds, sizes, st.sampled_from(LAYOUTS), st.data())
-def test_other_rows_do_not_change_a_rows_bits(
-    seed: int, sizes: tuple[int, int, int], layout: tuple[int, bool], data: st.DataObject
-):
-    rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
-    weight, x = random_weight(rng, columns, inputs, *layout), random_floats(rng, rows, inputs)
-    whole = multiply(x, weight)
-    chosen = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=40))
-    np.testing.assert_array_equal(multiply(x[chosen], weight), whole[chosen])
-    np.testing.assert_array_equal(multiply(x[None, chosen], weight)[0], whole[chosen])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_threads_do_not_change_bits(layout: tuple[int, bool]):
     rng = np.random.default_rng(0)
-    weight = random_weight(rng, 1500, 300, *layout)
+    weight, op = random_weight(rng, 1500, 300, *layout), make_adapted(rng, 400, [800, 160, 500], 16)
     for rows in (1, 2, 13, 90):
         x = random_floats(rng, rows, 300)
-        one, *others = (multiply(x, weight, threads=threads) for threads in (1, 2, 4))
-        for other in others:
-            np.testing.assert_array_equal(other, one)
-    op = make_adapted(rng, 400, [800, 160, 500], 16)
+        assert_threads_do_not_matter(lambda threads, x=x: multiply(x, weight, threads=threads))
     x, adapted = random_floats(rng, 2, 40, 400), np.arange(9, 40)
-    one, *others = (op(x, adapted, threads) for threads in (1, 2, 4))
+    assert_threads_do_not_matter(lambda threads: op(x, adapted, threads))
+
+
+def assert_threads_do_not_matter(multiplied: Callable[[int], Array]) -> None:
+    one, *others = (multiplied(threads) for threads in (1, 2, 4))
     for other in others:
         np.testing.assert_array_equal(other, one)
-
-
-@QUICK
-@given(adapted_products(), seeds, st.integers(1, 2), st.integers(2, 20), st.data())
-def test_an_adapted_row_does_not_depend_on_other_rows(
-    op: Adapted, seed: int, slots: int, width: int, data: st.DataObject
-):
-    x = random_floats(np.random.default_rng(seed), slots, width, op.weight[0].inputs)
-    rows = np.array(data.draw(st.lists(st.integers(0, width - 1), min_size=1, unique=True)))
-    whole = op(x, rows)
-    for row in {int(rows[0]), int(rows[-1])}:
-        for slot in range(slots):
-            alone = op(x[slot : slot + 1, row : row + 1], np.array([0]))
-            np.testing.assert_array_equal(alone[0, 0], whole[slot, row])
 
 
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def refused(words: str, *arguments: Array | None, **attributes: int) -> None:
+FLOATS = np.zeros((3, 40), np.float32)
+PACKED = random_weight(np.random.default_rng(0), 20, 40, 4).packed.reshape(-1)
+SIZES = {"K": 40, "N": 20, "bits": 4}
+MISFIT = "Product: the sizes of inputs, weights"
+OUT_OF_RANGE = "Product: K, N or bits are out of range"
+DENSE = np.zeros((40, 7), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "attributes"),
+    [
+        (f"{MISFIT} and attributes do not fit", (FLOATS[:, :39], PACKED), SIZES),
+        (MISFIT, (FLOATS, PACKED[:-1]), SIZES),
+        (MISFIT, (FLOATS, PACKED), SIZES | {"bits": 8}),
+        (MISFIT, (FLOATS, PACKED), SIZES | {"N": 40}),
+        (MISFIT, (FLOATS, PACKED, FLOATS[0, :19]), SIZES),
+        *(
+            (OUT_OF_RANGE, (FLOATS[:, :0], PACKED[:0]), SIZES | change)
+            for change in ({"K": 0}, {"K": -1}, {"N": 0}, {"bits": 6}, {"bits": 0})
+        ),
+        (f"Dense{MISFIT} and bias do not fit", (FLOATS[:, :4], DENSE), {}),
+        (f"Dense{MISFIT}", (FLOATS, DENSE), {"by_column": 1}),
+        (f"Dense{MISFIT}", (FLOATS, DENSE, DENSE[0, :6]), {}),
+        ("DenseProduct: weights are no matrix", (FLOATS, DENSE[None]), {}),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(words: str, arguments: tuple[Array], attributes: dict):
     with pytest.raises(Exception, match=words):
-        run(*arguments, **attributes)
-
-
-def test_sizes_that_do_not_fit_are_refused():
-    rng = np.random.default_rng(0)
-    weight, x = random_weight(rng, 20, 40, 4), random_floats(rng, 3, 40)
-    packed, sizes = weight.packed.reshape(-1), {"K": 40, "N": 20, "bits": 4}
-    words = "Product: the sizes of inputs, weights and attributes do not fit"
-    refused(words, "Product", x[:, :39], packed, **sizes)
-    refused(words, "Product", x, packed[:-1], **sizes)
-    refused(words, "Product", x, packed, **sizes | {"bits": 8})
-    refused(words, "Product", x, packed, **sizes | {"N": 40})
-    refused(words, "Product", x, packed, np.zeros(19, np.float32), **sizes)
-    assert multiply(x, weight).shape == (3, 20)
-
-
-@pytest.mark.parametrize("change", [{"K": 0}, {"K": -1}, {"N": 0}, {"bits": 6}, {"bits": 0}])
-def test_attributes_out_of_range_are_refused(change: dict[str, int]):
-    x, packed = np.zeros((3, 0), np.float32), np.zeros(0, np.uint8)
-    words = "Product: K, N or bits are out of range"
-    refused(words, "Product", x, packed, **{"K": 32, "N": 16, "bits": 4} | change)
+        run("DenseProduct" if "Dense" in words else "Product", *arguments, **attributes)
 
 
 @pytest.mark.parametrize("row", [-1, 3, 1 << 40])
-def test_an_adapted_row_outside_the_window_is_refused(row: int):
+def test_an_adapter_of_another_size_or_row_is_refused(row: int):
     op = make_adapted(np.random.default_rng(0), 32, [16], 8)
     x = np.zeros((2, 3, 32), np.float32)
     with pytest.raises(Exception, match="Product: an adapted row is not in the window"):
         op(x, np.array([0, row]))
+    with pytest.raises(Exception, match=MISFIT):
+        replace(op, rank=33)(x, np.array([0]))
     assert op(x, np.array([0, 2])).shape == (2, 3, 16)
-
-
-def test_an_adapter_of_another_size_is_refused():
-    op = make_adapted(np.random.default_rng(0), 32, [16], 8)
-    op = replace(op, rank=33)
-    with pytest.raises(Exception, match="Product: the sizes of inputs"):
-        op(np.zeros((1, 3, 32), np.float32), np.array([0]))
 
 
 def test_no_rows_have_no_results():
@@ -400,9 +352,7 @@ def multiply_dense(x: Array, weight: Array, bias: Array | None, by_column: bool,
 
 @QUICK
 @given(seeds, dense_sizes, st.booleans(), st.booleans(), st.data())
-def test_a_dense_product(
-    seed: int, sizes: tuple[int, int, int], by_column: bool, with_bias: bool, data: st.DataObject
-):
+def test_a_dense_product(seed, sizes, by_column, with_bias, data):
     rng, (inputs, columns, rows) = np.random.default_rng(seed), sizes
     x, weight = random_floats(rng, rows, inputs), random_floats(rng, inputs, columns)
     bias = random_floats(rng, columns) if with_bias else None
@@ -422,9 +372,9 @@ def test_threads_do_not_change_the_bits_of_dense_products(by_column: bool):
     weight, bias = random_floats(rng, 300, 1100), random_floats(rng, 1100)
     for rows in (1, 7):
         x = random_floats(rng, rows, 300)
-        one, *others = (multiply_dense(x, weight, bias, by_column, each) for each in (1, 2, 4))
-        for other in others:
-            np.testing.assert_array_equal(other, one)
+        assert_threads_do_not_matter(
+            lambda threads, x=x: multiply_dense(x, weight, bias, by_column, threads)
+        )
 
 
 def test_infinity_and_nan_in_a_dense_product():
@@ -438,12 +388,3 @@ def test_infinity_and_nan_in_a_dense_product():
         np.testing.assert_array_equal(actual[[0, 3]], expected[[0, 3]])
         assert np.isnan(actual[1]).all()
         np.testing.assert_array_equal(actual[2], np.copysign(np.inf, weight[3]))
-
-
-def test_dense_sizes_that_do_not_fit_are_refused():
-    x, weight = np.zeros((2, 5), np.float32), np.zeros((5, 7), np.float32)
-    words = "DenseProduct: the sizes of inputs, weights and bias do not fit"
-    refused(words, "DenseProduct", x[:, :4], weight)
-    refused(words, "DenseProduct", x, weight, by_column=1)
-    refused(words, "DenseProduct", x, weight, np.zeros(6, np.float32))
-    refused("DenseProduct: weights are no matrix", "DenseProduct", x, weight[None])

@@ -58,12 +58,8 @@ def browser() -> Iterator:
 
 
 class Page:
-    """An open page, with methods to use it as a person does.
-
-    page: playwright's. problems: errors in the page's console. posted: path and body of the page's
-    API requests. hosts: the hosts to which it sent requests. A `run` is the index of an answer on
-    the page, by default the last.
-    """
+    """An open page, used as a person does. problems: errors in its console. posted: path and body
+    of its API requests. run: the index of an answer."""
 
     def __init__(self, page, url: str) -> None:
         self.page, self.problems, self.posted, self.hosts = page, [], [], set()
@@ -84,12 +80,11 @@ class Page:
             self.posted.append((address.path, json.loads(request.post_data)))
 
     def set(self, **fields: object) -> None:
-        """Fill in values by label; a space in a label is given as "_"."""
+        """Fill in values by label, with "_" for a space."""
         for label, value in fields.items():
             self.page.get_by_label(label.replace("_", " ")).fill(str(value))
 
     def pick(self, name: str) -> None:
-        """Choose a radio button."""
         self.page.get_by_role("radio", name=name).check()
 
     def send(self, text: str = QUESTION) -> None:
@@ -113,15 +108,14 @@ class Page:
         return self.runs.nth(run).locator(".text").text_content()
 
     def number(self, name: str, run: int = -1) -> str:
-        """Return the text of one of an answer's figures: tokens, speed, tau, first."""
+        """name: tokens, speed, tau or first."""
         return self.runs.nth(run).locator(f".{name} dd").inner_text()
 
     def expect_error(self, words: str) -> None:
         expect(self.page.get_by_role("alert")).to_contain_text(words)
 
     def shot(self, name: str, *, whole: bool = False) -> None:
-        """Save a screenshot. whole: of the whole page. The window is enlarged to its height for
-        that, because the page's head and foot stick to the edges of the window."""
+        """whole: in a window as high as the page, whose head and foot stick to the window."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         size = self.page.viewport_size
         if whole:
@@ -133,8 +127,8 @@ class Page:
 
 @pytest.fixture
 def open_page(browser):
-    """Return a function that opens a server's page. At the end, assert that the page had no errors
-    and sent requests to no other host."""
+    """A function that opens a server's page. In the end, no page had errors or sent requests to
+    another host."""
     pages: list[tuple[Page, Server]] = []
 
     def opened(server: Server, **options: object) -> Page:

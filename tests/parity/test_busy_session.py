@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_lossless_processors import CONSTRAINTS
 
 from conftest import export_bundle, make_model, write_random_weights
-from pass_runtime import Constraint, GenerateOptions, SamplingParams, Session, load
+from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.decode.engine import Engine
 from pass_runtime.decode.prefix_cache import common_prefix
 from pass_runtime.decode.sequence import SequenceState
@@ -23,16 +24,6 @@ TEXTS = (
     "The quick brown fox jumps over the lazy dog. ",
     "def add(a, b):\n    return a + b\n\nfor i in range(10):\n    print(add(i, 1))\n",
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10. Once more: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10. ",
-)
-CONSTRAINTS = (
-    Constraint(regex="(ab|cd|[0-9]{2,5}){1,30}"),
-    Constraint(choice=["the quick brown fox", "the lazy dog", "def add(a, b):"]),
-    Constraint(
-        json_schema={
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "list": {"type": "array"}},
-        }
-    ),
 )
 PLANS = ("ar", "two-pass", "two-pass", "fused", "fused", "fused:2,1,1", "auto", "auto")
 EVENTS = ("moves", "passes of several", "accepted", "cancelled", "processed", "found in the cache")
@@ -96,7 +87,7 @@ class Requests:
         return self._rng.choice(
             [
                 {},
-                {"constraint": self._rng.choice(CONSTRAINTS), "ignore_eos": False},
+                {"constraint": self._rng.choice(CONSTRAINTS[1:4]), "ignore_eos": False},
                 {"bad_words": ("the", "a", "in")},
                 {"allowed_token_ids": range(0, 200, 3)},
                 {"min_tokens": 1, "ignore_eos": False},

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,16 @@ RELATIVE_ERROR = 2e-5
 """A fifth of the exporter's limit."""
 WINDOW = 32
 
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 192,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 256,
-}
-PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+def rotation(kind: str, theta: float = 10000.0, **fields: float) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **fields}
+
+
+LINEAR = rotation("linear", factor=4.0)
+YARN = rotation("yarn", factor=4.0, original_max_position_embeddings=192)
+LLAMA3 = rotation("llama3", 500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3["original_max_position_embeddings"] = 256
+PARTIAL = rotation("default", partial_rotary_factor=0.5)
 TIED, BIASES = {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}
 MHA, MQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 1}
 """Multi-head attention, and multi-query attention."""
@@ -59,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
             "query_pre_attn_scalar": 24,
             "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "sliding_attention": rotation("default", 100.0),
                 "full_attention": LINEAR,
             },
         }
@@ -112,13 +105,3 @@ def test_log_probabilities_of_a_prompt_are_those_of_transformers(
         generation = session.generate(prompt, GenerateOptions(0, prompt_logprobs=0)).result()
     scored = [each.logprob for each in generation.prompt_logprobs[1:]]
     assert scored == pytest.approx(expected, rel=1e-5, abs=1e-3)
-
-
-def test_the_manifest_has_the_sizes_of_the_config(exported: tuple[Path, ExportReport]):
-    model, report = exported
-    config = json.loads((model / "config.json").read_text())
-    info = report.manifest.model
-    assert info.family == config["model_type"]
-    assert (info.layers, info.heads, info.head_dim) == (2, 4, 16)
-    assert info.kv_heads == config["num_key_value_heads"]
-    assert info.max_capacity == 768

@@ -77,20 +77,14 @@ def test_every_token_has_the_highest_processed_score(
     written = bundle_session.generate_ids(prompt, options).result().token_ids
     processors = LogitsProcessorList()
     if bias:
-        processors.append(
-            SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])
-        )
-    if repetition != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(repetition))
+        biases = [[[token], value] for token, value in bias.items()]
+        processors.append(SequenceBiasLogitsProcessor(biases))
+    processors.append(RepetitionPenaltyLogitsProcessor(repetition))
     processors.append(OpenAiPenalties(len(prompt), frequency, presence))
     if bad_tokens:
-        processors.append(
-            NoBadWordsLogitsProcessor([[token] for token in bad_tokens], eos_token_id=end)
-        )
-    if min_tokens:
-        processors.append(
-            MinNewTokensLengthLogitsProcessor(len(prompt), min_tokens, end, device="cpu")
-        )
+        bad_words = [[token] for token in bad_tokens]
+        processors.append(NoBadWordsLogitsProcessor(bad_words, eos_token_id=end))
+    processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), min_tokens, end, device="cpu"))
     ids = list(prompt)
     for token in written:
         with torch.no_grad():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import run_tokens
-from same_text import assert_same_text
+from same_text import assert_plans_write_plain_text, assert_same_text
 
 SAMPLING = [
     (0.0, 0, 1.0),
@@ -28,13 +28,13 @@ PROMPTS = {
     "long": "The quick brown fox jumps over the lazy dog. def add(a, b): " * 15,
 }
 TOKENS = 32
-BUNDLES = ("tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle")
+BUNDLES = ("tiny_bundle", "random_bundle", "adapter_bundle", "head_bundle", "subset_bundle")
 CASES = [
     pytest.param(
         bundle,
         prompt,
         values,
-        marks=[pytest.mark.seldom] * ((i + j + k) % 4 > 0),
+        marks=[pytest.mark.seldom] * ((i + j + k) % len(BUNDLES) > 0),
         id=f"{bundle}-{prompt}-{values}",
     )
     for i, bundle in enumerate(BUNDLES)
@@ -74,10 +74,9 @@ def test_two_pass_is_plain_decoding(
     ids = session.encode(PROMPTS[prompt])
     for seed in SEEDS[:1] if values[0] == 0 or prompt == "long" else SEEDS[1:]:
         sampling = SamplingParams(*values, seed)
-        plain = run_tokens(session, ids, options(sampling, "ar")).token_ids
-        assert len(plain) == TOKENS
-        for lookahead in range(1, 7):
-            assert_same_text(session, ids, options(sampling, "two-pass", lookahead), plain)
+        lookaheads = range(1, min(6, session.manifest.lookahead.length) + 1)
+        plans = [("two-pass", lookahead) for lookahead in lookaheads]
+        assert_plans_write_plain_text(session, ids, options(sampling, "ar"), plans)
 
 
 @for_all_cases
@@ -119,3 +118,29 @@ def test_the_seed_alone_decides_a_sampled_text(session: Session, values: tuple[f
         for _ in range(2)
     )
     assert texts == again and len(set(texts)) == (6 if values[0] else 1)
+
+
+REJECTING_PLANS = [
+    *((plan, lookahead) for plan in ("two-pass", "fused") for lookahead in (1, 2, 4)),
+    ("fused:3,1,0,2", 4),
+]
+
+
+def test_greedy_text_with_the_rejection_rule_is_plain_decoding(rejection_bundle: Path):
+    with load(rejection_bundle, "cpu", threads=1) as session:
+        ids = session.encode(PROMPTS["text"])
+        plain, plans = options(SamplingParams(), "ar"), [*REJECTING_PLANS, ("auto", None)]
+        assert_plans_write_plain_text(session, ids, plain, plans)
+
+
+@pytest.mark.parametrize("values", [(0.8, 0, 1.0), (1.0, 50, 0.8)], ids=["sample", "truncated"])
+def test_sampled_text_with_the_rejection_rule_is_repeatable(
+    rejection_bundle: Path, values: tuple[float, int, float]
+):
+    with load(rejection_bundle, "cpu", threads=1) as session:
+        ids = session.encode(PROMPTS["text"])
+        for plan in REJECTING_PLANS:  # not `auto`, whose plans depend on the time
+            request = options(SamplingParams(*values, 7), *plan)
+            tokens, again = (run_tokens(session, ids, request).token_ids for _ in range(2))
+            assert len(tokens) == TOKENS and max(tokens) < 1024
+            assert tokens == again

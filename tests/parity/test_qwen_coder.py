@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from conftest import THREADS, SilentProgress
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.bundle.integrity import cache_directory
-from pass_runtime.measuring.lossless import run_tokens
-from same_text import assert_same_text
+from same_text import assert_plans_write_plain_text, assert_same_text
 
 MODEL, FILE = "qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 pytestmark = [
@@ -81,10 +79,5 @@ def test_every_plan_is_plain_decoding(session: Session, temperature: float):
     for number, text in enumerate(PROMPTS):
         prompt, sampling = session.encode(text), SamplingParams(temperature, seed=number)
         options = GenerateOptions(TOKENS, sampling, plan="ar", ignore_eos=True)
-        plain = run_tokens(session, prompt, options).token_ids
-        for plan, lookahead in PLANS:
-            with_drafts = replace(options, plan=plan, lookahead=lookahead)
-            stream = run_tokens(session, prompt, with_drafts)
-            accepted += stream.stats.accepted
-            assert_same_text(session, prompt, with_drafts, plain, stream.token_ids)
+        accepted += assert_plans_write_plain_text(session, prompt, options, PLANS)
     assert accepted > 0

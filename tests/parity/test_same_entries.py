@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_sessions import submit_together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,35 +69,8 @@ def test_decoding_writes_the_entries_of_a_prefill(bundle: Path, slots: int):
 
 
 @pytest.fixture(scope="module")
-def sessions(subset_bundle: Path) -> tuple[Session, Session]:
-    return tuple(
-        load(subset_bundle, "cpu", threads=1, max_batch_size=3, prefix_cache=on)
-        for on in (True, False)
-    )
-
-
-def written(session: Session, requests: list[tuple[list[int], GenerateOptions]]) -> list[list[int]]:
-    streams = session._worker.call(lambda: [session.generate_ids(*request) for request in requests])
-    return [stream.result().token_ids for stream in streams]
-
-
-@pytest.mark.slow
-@settings(derandomize=True, deadline=None, max_examples=40)
-@given(data=st.data())
-def test_texts_are_the_same_with_and_without_the_prefix_cache(
-    sessions: tuple[Session, Session], data: st.DataObject
-):
-    requests = []
-    for _ in range(data.draw(st.integers(1, 6))):
-        shared = PROMPT[: data.draw(st.integers(0, 100))]
-        own = data.draw(st.lists(st.integers(4, 200), min_size=1, max_size=8))
-        plan = data.draw(st.sampled_from(["ar", "fused", "two-pass", "auto"]))
-        temperature, seed = data.draw(st.sampled_from([0.0, 0.9])), data.draw(st.integers(0, 9))
-        sampling = SamplingParams(temperature, seed=seed)
-        options = GenerateOptions(12, sampling, plan=plan, ignore_eos=True)
-        requests.append(([*shared, *own], options))
-    cached, uncached = (written(session, requests) for session in sessions)
-    assert cached == uncached
+def session(subset_bundle: Path) -> Session:
+    return load(subset_bundle, "cpu", threads=1, max_batch_size=3)
 
 
 def test_prompts_share_whole_blocks(tiny_bundle: Path):
@@ -108,9 +82,8 @@ def test_prompts_share_whole_blocks(tiny_bundle: Path):
         with_answer = [*PROMPT[:100], 6, 7, *second.token_ids, 9]  # 105 tokens are cached
         answered = session.generate_ids(with_answer, options).result()
         assert answered.stats.cached_tokens == 96
-        streams = session._worker.call(
-            lambda: [session.generate_ids([*PROMPT[100:148], 8, last], options) for last in (3, 4)]
-        )
+        prompts = [[*PROMPT[100:148], 8, last] for last in (3, 4)]
+        streams = submit_together(session, [(prompt, options) for prompt in prompts])
         assert sorted(stream.result().stats.cached_tokens for stream in streams) == [0, 48]
 
 
@@ -135,11 +108,11 @@ def test_nothing_is_shared_without_the_prefix_cache(tiny_bundle: Path):
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(data=st.data())
 def test_requests_share_whole_blocks_with_requests_of_their_salt_alone(
-    sessions: tuple[Session, Session], data: st.DataObject
+    session: Session, data: st.DataObject
 ):
     """Requests come together and one after another, so that entries come from slots in use, from
     free slots, and from the prefix store."""
-    session, example = sessions[0], next(EXAMPLES)
+    example = next(EXAMPLES)
     seen: dict[str, list[list[int]]] = {}
     for _ in range(data.draw(st.integers(1, 3))):
         requests = []
@@ -149,9 +122,7 @@ def test_requests_share_whole_blocks_with_requests_of_their_salt_alone(
             reuse, seed = data.draw(st.booleans()), data.draw(st.integers(0, 1 << 30))
             options = GenerateOptions(6, SamplingParams(1.0, seed=seed), plan="ar", ignore_eos=True)
             requests.append((prompt, replace(options, reuse_prefix=reuse, cache_salt=salt)))
-        streams = session._worker.call(
-            lambda batch=requests: [session.generate_ids(*request) for request in batch]
-        )
+        streams = submit_together(session, requests)
         for stream, (prompt, options) in zip(streams, requests, strict=True):
             seen.setdefault(options.cache_salt, []).append([*prompt, *stream.result().token_ids])
         for stream, (prompt, options) in zip(streams, requests, strict=True):
@@ -184,7 +155,8 @@ def test_guessing_a_token_of_another_prompt_shows_nothing(tiny_bundle: Path):
 def test_a_shrinking_cache_keeps_the_sequences_that_are_decoded(tiny_bundle: Path):
     """The cache shrinks when a short request follows a long one."""
     prompt = PROMPT[50:90]
-    requests = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
+    counts = [(PROMPT * 3, 30), (prompt, 60), (PROMPT[20:25], 1)]
+    requests = [(ids, GenerateOptions(count, plan="ar", ignore_eos=True)) for ids, count in counts]
     with load(tiny_bundle, "cpu", threads=1, max_batch_size=2) as session:
         capacities: list[int] = []
         resize = session.backend.resize
@@ -194,9 +166,7 @@ def test_a_shrinking_cache_keeps_the_sequences_that_are_decoded(tiny_bundle: Pat
             resize(capacity, lengths)
 
         session.backend.resize = resize_and_record
-        options = [GenerateOptions(count, plan="ar", ignore_eos=True) for _, count in requests]
-        prompts = [ids for ids, _ in requests]
-        texts = written(session, list(zip(prompts, options, strict=True)))
+        texts = [stream.result().token_ids for stream in submit_together(session, requests)]
         assert any(later < earlier for earlier, later in itertools.pairwise(capacities))
         next_turn = [*prompt, *texts[1], 9]
         again = session.generate_ids(next_turn, GenerateOptions(1, plan="ar")).result()

@@ -10,7 +10,7 @@ import pytest
 from conftest import SMOLLM2, THREADS
 from pass_runtime import GenerateOptions, SamplingParams, Session, load
 from pass_runtime.measuring.lossless import run_tokens
-from same_text import assert_same_text
+from same_text import assert_plans_write_plain_text, assert_same_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -85,9 +85,7 @@ def test_every_plan_is_plain_decoding(
 ):
     prompt, sampling = session.encode(PROMPTS[number]), SamplingParams(*values, seed=number)
     plain = GenerateOptions(20, sampling, plan="ar", ignore_eos=True)
-    text = run_tokens(session, prompt, plain).token_ids
-    for plan, lookahead in PLANS:
-        assert_same_text(session, prompt, replace(plain, plan=plan, lookahead=lookahead), text)
+    assert_plans_write_plain_text(session, prompt, plain, PLANS)
 
 
 @pytest.mark.parametrize("plan", ["two-pass", "fused", "auto"])

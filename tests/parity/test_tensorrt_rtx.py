@@ -15,13 +15,12 @@ from pass_exporter.engines.tensorrt_graphs import (
     aliases,
     tail_for_tensorrt,
     trunk_for_tensorrt,
-    widened,
 )
 from pass_exporter.progress import Step
 from pass_exporter.tails.match import build_tail
 from pass_runtime.backends.trt.library import LIBRARIES
 from pass_runtime.bundle.integrity import file_info, verify_files
-from pass_runtime.bundle.manifest import Graph, Profile, Tensor
+from pass_runtime.bundle.manifest import Graph, Profile
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.bundle.sampling import SAMPLERS, TOKEN_LIST_SIZES, Rule
 from pass_runtime.bundle.tensors import COLUMNS
@@ -57,8 +56,7 @@ def no_report(_done: int, _steps: int) -> None:
 
 
 def build(path: Path, graph: Graph, profiles: tuple[Profile, ...], target: str = "sm120") -> bytes:
-    inputs, outputs = graph.inputs, graph.outputs
-    source = Source(graph, path.read_bytes(), path, inputs, outputs, profiles, {})
+    source = Source(graph, path.read_bytes(), path, profiles)
     return EngineBuilder(RTX, (target,)).build(source, no_report)
 
 
@@ -122,9 +120,7 @@ def test_bundles_build_for_every_target(
         f"{part}.{layer}" for part in ("key", "value") for layer in range(manifest.model.layers)
     ]
     assert trunk.aliases == {f"present_{name}": f"past_{name}" for name in caches}
-    widths = {profile.sizes["width"][0] for profile in trunk.profiles}
-    window_widths = {window.width for window in engine_windows(manifest) if window.width > 1}
-    assert widths == window_widths | {RTX.least_width, 32, 256}  # and those of chunks of a prefill
+    assert {32, 256} <= {profile.sizes["width"][0] for profile in trunk.profiles}  # of a prefill
     for batch in batches:
         for columns in built.capacities:
             for window in engine_windows(manifest):
@@ -197,59 +193,57 @@ def test_the_trunk_engine_holds_one_copy_of_the_weights(smollm2_shaped: Path):
         for window in windows
     )
 
-    def with_capacity(tensor: Tensor) -> Tensor:
-        shape = tuple(2048 if size == "capacity" else size for size in tensor.shape)
-        return tensor.model_copy(update={"shape": shape})
-
-    columns = Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,))
-    inputs = (*map(with_capacity, graph.inputs), columns)
-    outputs = tuple(map(with_capacity, graph.outputs))
     model = trunk_for_tensorrt(smollm2_shaped, 2048)
-    source = Source(
-        graph, model, smollm2_shaped, inputs, outputs, profiles, aliases(smollm2_shaped)
-    )
+    source = Source(graph, model, smollm2_shaped, profiles, aliases(smollm2_shaped))
     engine = EngineBuilder(RTX, ("sm120",)).build(source, no_report)
     weights = smollm2_shaped.with_name("trunk.onnx.data").stat().st_size
     assert weights < len(engine) < 1.5 * weights
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("with_head", [False, True], ids=["", "head"])
 @pytest.mark.parametrize("rule", ["match", "rejection"])
-def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule):
+def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule, with_head: bool):
     """A tiny vocabulary would not show whether TopK over a real one and the tables of noise
     build."""
+    import torch
+
     from pass_exporter.bundle import write_tails
     from pass_runtime.bundle.window import bundle_windows
 
-    builder = EngineBuilder(RTX, ("sm120",))
-    infos = write_tails(tmp_path, lookahead=4, vocab_size=SMOLLM2_SHAPE["vocab_size"], rule=rule)
+    vocab, hidden = (SMOLLM2_SHAPE[name] for name in ("vocab_size", "hidden_size"))
+    head = random_head(torch.randn(vocab, hidden), rank=96, width=384) if with_head else None
+    infos = write_tails(tmp_path, lookahead=4, vocab_size=vocab, rule=rule, draft_head=head)
     windows = {window.name: window for window in bundle_windows(4)}
-    for info in infos[-3:] if rule == "rejection" else (infos[0], *infos[-3:]):
-        for sampler, graph in info.tails.items():
-            if rule == "match" or sampler != "greedy":  # both rules have one greedy tail
-                path = tmp_path / graph.file
-                window = windows[info.name]
-                profiles = tail_profiles(window, 8192, max_batch_size=4)
-                inputs, outputs = (
-                    widened(ts, window, RTX.least_width) for ts in (graph.inputs, graph.outputs)
-                )
-                narrow = window.width < RTX.least_width
-                model = (
-                    tail_for_tensorrt(path, window, RTX.least_width)
-                    if narrow
-                    else path.read_bytes()
-                )
-                source = Source(graph, model, path, inputs, outputs, profiles, {})
-                assert len(builder.build(source, no_report)) > 0, graph.file
+    names = {"draft-4", "fused-4"}
+    if not with_head:
+        names |= {"verify-4"} if rule == "rejection" else {"ar", "verify-4"}
+    tails = [
+        (windows[info.name], graph)
+        for info in infos
+        if info.name in names
+        for sampler, graph in info.tails.items()
+        if rule == "match" or sampler != "greedy"  # both rules have one greedy tail
+    ]
+    least_bytes = 2 * vocab * 96 if with_head else 1  # of the head's table
+    for window, graph in tails:
+        path = tmp_path / graph.file
+        profiles = tail_profiles(window, 8192, max_batch_size=4)
+        narrow = window.width < RTX.least_width
+        model = tail_for_tensorrt(path, window, RTX.least_width) if narrow else path.read_bytes()
+        source = Source(graph, model, path, profiles)
+        built = EngineBuilder(RTX, ("sm120",)).build(source, no_report)
+        assert len(built) >= least_bytes, graph.file
 
 
 def test_the_logprobs_graph_builds(tmp_path: Path):
     """It has a TopK, and a slice whose length is that of another input."""
-    from pass_exporter.bundle import write_logprobs
+    from pass_exporter.bundle import write_graph
+    from pass_exporter.tails.outputs import build_logprobs
     from pass_runtime.bundle.window import bundle_windows
 
-    graph = write_logprobs(tmp_path, vocab_size=SMOLLM2_SHAPE["vocab_size"])
-    path = tmp_path / graph.file
+    path = tmp_path / "tail.logprobs.onnx"
+    graph = write_graph(build_logprobs(SMOLLM2_SHAPE["vocab_size"]), path)
     windows = [
         (batch, window.width, window.max_emitted)
         for window in bundle_windows(4)[-3:]
@@ -282,26 +276,6 @@ def test_bundles_with_a_draft_head_build(tmp_path: Path, rank: int):
     assert manifest.engines == (built,) and manifest.lookahead.head is not None
     trunk = built.engines[-1]
     assert {profile.sizes["lookahead_rows"][0] for profile in trunk.profiles} == {0, 2, 6}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["match", "rejection"])
-def test_smollm2_sized_tails_with_a_head_build(tmp_path: Path, rule: Rule):
-    import torch
-
-    from pass_exporter.bundle import write_tails
-    from pass_runtime.bundle.window import bundle_windows
-
-    vocab = SMOLLM2_SHAPE["vocab_size"]
-    head = random_head(torch.randn(vocab, SMOLLM2_SHAPE["hidden_size"]), rank=96, width=384)
-    infos = write_tails(tmp_path, lookahead=4, vocab_size=vocab, rule=rule, draft_head=head)
-    windows = {window.name: window for window in bundle_windows(4)}
-    for info in [info for info in infos if info.name in ("draft-4", "fused-4")]:
-        for sampler, graph in info.tails.items():
-            if rule == "match" or sampler != "greedy":  # as above
-                path = tmp_path / graph.file
-                profiles = tail_profiles(windows[info.name], 8192, max_batch_size=4)
-                assert len(build(path, graph, profiles)) > 2 * vocab * 96  # the head's table
 
 
 def test_trunk_profiles_without_an_adapter_are_fewer(tiny_bundle: Path, adapter_bundle: Path):

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from pass_runtime.tuning.auto import Floats
 
 MAX_EXHAUSTIVE_DRAFTS = 3
-"""Up to this many drafts, every shape is tried, 192 with three."""
+"""Up to this many drafts, every shape is tried."""
 
 
 def fused_tokens(groups: npt.NDArray[np.int64], cumulative: Floats) -> Floats:
-    """Return [N], the expected tokens per pass of N shapes with D drafts, groups [N,D+1]."""
+    """Return [N], the expected tokens per pass of N shapes, groups [N,D+1]."""
     shape_count, depth = groups.shape
     # [drafts, accepted]: a probability
     at_least = np.where(np.arange(depth) <= np.arange(depth)[:, None], cumulative[:depth], 0.0)
@@ -32,7 +32,7 @@ def fused_tokens(groups: npt.NDArray[np.int64], cumulative: Floats) -> Floats:
 
 @cache
 def shapes(drafts: int) -> npt.NDArray[np.int64]:
-    """Return [N,D+1], the N shapes with D = `drafts` that are tried."""
+    """Return [N,D+1], the shapes that are tried."""
     sizes = range(drafts, -1, -1)
     if drafts <= MAX_EXHAUSTIVE_DRAFTS:
         every = itertools.product(sizes, repeat=drafts + 1)
@@ -45,8 +45,7 @@ def shapes(drafts: int) -> npt.NDArray[np.int64]:
 def best_shape(
     cumulative: Floats, seconds: Callable[[int, int], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return tokens per second, and the shape; 0 and () without drafts. seconds(rows, drafts): of a
-    pass."""
+    """Return tokens per second, and the shape. seconds(rows, drafts): of a pass."""
     best: tuple[float, tuple[int, ...]] = (0.0, ())
     for drafts in range(1, len(cumulative)):
         groups = shapes(drafts)

@@ -29,8 +29,7 @@ def slow_pass_run(seconds: float) -> list[str]:
 
 
 def held_pass_run(directory: Path, pattern: str, lines: int) -> list[str]:
-    """No pass begins once a file of `directory` that fits `pattern` has this many lines. Requests
-    whose last pass has begun still end."""
+    """No pass begins once a file of `directory` that fits `pattern` has this many lines."""
     return pass_run_with_hook(
         "from pass_runtime.decode.worker import _live_workers",
         f"files = Path({str(directory)!r})",

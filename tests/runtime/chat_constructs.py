@@ -6,29 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 SPECIAL = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<sep>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "[INST]",
-    "[/INST]",
-    "[TOOL_CALLS]",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
-    "<|end|>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "<|image|>",
+    *("<unk>", "<s>", "</s>", "<pad>", "<sep>", "[INST]", "[/INST]", "[TOOL_CALLS]"),
+    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<|image|>"),
+    *("<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<｜User｜>", "<｜Assistant｜>"),
 ]
 """Special tokens of the tokenizers."""
 ADDED = [f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")]
@@ -58,15 +39,11 @@ CHATML = (
 )
 """A turn in the format of ChatML."""
 CONSTRUCTS: dict[str, str] = {
-    # Llama 2 and 3
+    # Llama 3 and 4
     "llama: header and trim": "{{ bos_token }}"
     + turns(
         "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim "
         "+ '<|eot_id|>' }}"
-    ),
-    "llama: the first turn has the start token": turns(
-        "{% set text = '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>' ~ m.content %}{% if "
-        "loop.index0 == 0 %}{% set text = bos_token ~ text %}{% endif %}{{ text }}{{ eos_token }}"
     ),
     "llama: a date from outside or from now": """
 {%- if not date_string is defined %}
@@ -96,16 +73,6 @@ CONSTRUCTS: dict[str, str] = {
         "{{ m.content }}{% endif %}"
         "{% endif %}<|eot_id|>"
     ),
-    "llama 2: system inside the first instruction": """
-{%- set has_system = messages[0]['role'] == 'system' %}
-{%- set loop_messages = messages[1:] if has_system else messages %}
-{%- for m in loop_messages %}
-    {%- if has_system and loop.first %}{%
-        set content = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>' + m.content %}
-    {%- else %}{% set content = m.content %}{% endif %}
-    {%- if m.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
-    {%- elif m.role == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}
-{%- endfor %}""",
     "llama 4: pieces of a message": turns(
         "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for content in "
         "m['content'] %}{% if content['type'] == 'image' %}{{ '<|image|>' }}{% elif "
@@ -207,15 +174,6 @@ CONSTRUCTS: dict[str, str] = {
         "'\"}' }}{% endfor %}]{% endif %}{{ eos_token }}",
         "",
     ),
-    "mistral tekken: turns that alternate but for tools": """
-{%- set ns = namespace() %}{%- set ns.index = 0 %}
-{%- for message in messages %}
-    {%- if not (message.role == "tool" or (message.tool_calls is defined and message.tool_calls is not none)) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}{{-
-            raise_exception("roles must alternate") }}{% endif %}
-        {%- set ns.index = ns.index + 1 %}
-    {%- endif %}
-{%- endfor %}{{ ns.index }}""",
     "mistral tekken: a result in fields": turns(
         "{% if m.role == 'tool' %}{% if m.content is defined and m.content.content is defined %}"
         "{% set content = m.content.content %}{% else %}{% set content = m.content %}{% endif %}"
@@ -237,11 +195,6 @@ CONSTRUCTS: dict[str, str] = {
     {%- elif m.content is iterable %}{% for i in m.content %}{{ i.text | trim if i.type == 'text' }}{% endfor %}
     {%- else %}{{- raise_exception('Invalid content type') }}{% endif %}{{- '<end_of_turn>\n' }}
 {%- endfor %}""",
-    "gemma: no system": "{% if messages[0]['role'] == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}"
-    + turns(
-        "{{ '<start_of_turn>' + m['role'] + '\n' + m['content'] | trim + '<end_of_turn>\n' }}", ""
-    ),
     # Phi
     "phi 3: a chain of ifs": turns(
         "{% if m['role'] == 'system' and m['content'] %}{{ '<|system|>\n' + m['content'] + "
@@ -250,13 +203,6 @@ CONSTRUCTS: dict[str, str] = {
         "}}{% endif %}",
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
     ),
-    "phi 4 mini: a token out of a role": turns(
-        "{% if m['role'] == 'system' and 'tools' in m and m['tools'] is not none %}{{ m['tools'] "
-        "}}{% endif %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
-    ),
-    "phi 4: the end after all": turns(
-        "{{ m.role ~ ':' ~ m.content }}", "{{ '' if add_generation_prompt else eos_token }}"
-    ),
     # GLM
     "glm 4: an observation": "[gMASK]<sop>"
     + turns(
@@ -264,24 +210,6 @@ CONSTRUCTS: dict[str, str] = {
         "~ '|>' }}{{ m.metadata | default('') }}{{ '\n' ~ m.content }}{% endif %}",
         "<|assistant|>",
     ),
-    "glm 4.5: what is visible": """
-{%- macro visible_text(content) -%}
-    {%- if content is string -%}{{ content }}
-    {%- elif content is iterable and content is not mapping -%}
-        {%- for item in content -%}
-            {%- if item is mapping and item.type == 'text' -%}{{ item.text }}
-            {%- elif item is string -%}{{ item }}{%- endif -%}
-        {%- endfor -%}
-    {%- else -%}{{ content }}{%- endif -%}
-{%- endmacro -%}
-{%- set ns = namespace(last_user_index=-1) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{% endif %}{%- endfor %}
-{%- for m in messages %}
-    {{- visible_text(m.content) }}
-    {{- '/nothink' if (enable_thinking is defined and not enable_thinking
-        and not visible_text(m.content).endswith("/nothink")) else '' -}}
-    {%- if loop.index0 > ns.last_user_index and m.reasoning_content %}{{ m.reasoning_content.strip() }}{% endif %}
-{%- endfor %}""",
     "glm 4.5: arguments by name": turns(
         "{% for call in m.tool_calls or [] %}{% set _args = call.function.arguments %}{% for k, v "
         "in _args.items() %}{{ '<arg_key>' ~ k ~ '</arg_key>\n<arg_value>' }}{{ v | "
@@ -289,16 +217,6 @@ CONSTRUCTS: dict[str, str] = {
         "%}{% endfor %}"
     ),
     # DeepSeek
-    "deepseek: all systems first": """
-{%- set ns = namespace(is_first=false, is_tool=false, system_prompt='', is_first_sp=true) %}
-{%- for message in messages %}{%- if message['role'] == 'system' %}
-    {%- if ns.is_first_sp %}{% set ns.system_prompt = ns.system_prompt + message['content'] %}{%
-        set ns.is_first_sp = false %}
-    {%- else %}{% set ns.system_prompt = ns.system_prompt + '\n\n' + message['content'] %}{%- endif %}
-{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system_prompt }}
-{%- for message in messages if message.role != 'system' %}
-    {{- '<｜User｜>' + message.content if message.role == 'user' else '<｜Assistant｜>' ~ message.content }}
-{%- endfor %}""",
     "deepseek r1: the answer behind the thoughts": turns(
         "{% if m['role'] == 'assistant' and m['content'] is not none %}{% set content = "
         "m['content'] %}{% if '</think>' in content %}{% set content = "
@@ -312,30 +230,10 @@ CONSTRUCTS: dict[str, str] = {
         "'\n```' }}{% endfor %}"
     ),
     # OLMo, Granite, Command-R and others
-    "olmo: the end of the last turn": "{{ bos_token }}"
-    + turns(
-        "{{ '<|' ~ m.role ~ '|>\n' }}{% if m['role'] == 'assistant' and not loop.last %}{{ "
-        "m['content'] + eos_token + '\n' }}{% elif m['role'] == 'assistant' %}{{ m['content'] + "
-        "eos_token }}{% else %}{{ m['content'] ~ '\n' }}{% endif %}"
-    ),
     "olmo: sorted JSON": (
         "{% if tools %}{{ tools | tojson(sort_keys=true, separators=(',', ':')) }}{% endif %}"
     )
     + turns(CHATML),
-    "granite: a system message from parts": """
-{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}{%-
-    set loop_messages = messages[1:] %}
-{%- else %}{%- set system_message = "Today's Date: " ~ strftime_now('%B %d, %Y') ~ ".\nYou are Granite." %}
-    {%- if tools and documents %}{%- set system_message = system_message + " tools and documents" %}
-    {%- elif tools %}{%- set system_message = system_message + " tools" %}
-    {%- elif documents %}{%- set system_message = system_message + " documents" %}{%- endif %}
-    {%- if thinking %}{%- set system_message = system_message + " thinking" %}{%- endif %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{{- '<|system|>' + system_message }}
-{%- if documents %}{%- for document in documents %}
-    {{- 'Document ' + loop.index0 | string + '\n' + document['text'] }}{%- if not loop.last %}{{- '\n\n' }}{%- endif %}
-{%- endfor %}{%- endif %}{{ loop_messages | length }}""",
     "granite: none and undefined": "{{ tools is defined }}{{ tools is none }}{{ documents is "
     "defined }}{{ documents is none }}{{ controls is defined }}{{ messages[0].tool_calls is "
     "defined }}{{ cls_token is defined }}{{ mask_token }}",
@@ -345,19 +243,6 @@ CONSTRUCTS: dict[str, str] = {
 {% for key, value in doc.items() %}{{ key ~ ': ' ~ value }}
 {% endfor %}{% endfor %}{% endif %}
 {% for m in messages %}{{ m.content }}{% endfor %}""",
-    "command-r: names of types": """
-{%- macro json_to_python_type(json_spec) %}
-    {%- set basic_type_map = {"string": "str", "number": "float", "integer": "int", "boolean": "bool"} %}
-    {%- if json_spec.type in basic_type_map %}{{- basic_type_map[json_spec.type] }}
-    {%- elif json_spec.type == 'array' %}{{- 'List[' + json_to_python_type(json_spec['items']) + ']' }}
-    {%- else %}{{- 'Any' }}{%- endif %}
-{%- endmacro %}
-{%- for tool in tools or [] %}
-    {%- for name, fields in tool.function.parameters.properties.items() %}
-        {{- name + ': ' + json_to_python_type(fields) }}{{
-            ' = None' if name not in tool.function.parameters.required }}
-    {%- endfor %}
-{%- endfor %}""",
     "all tokens of the tokenizer": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token "
     "}}{{ sep_token }}{{ image_token }}",
     "tools or none": "{% if tools is not none %}{{ tools | length }}{% else %}no tools{% endif %}",
@@ -376,11 +261,6 @@ CONSTRUCTS: dict[str, str] = {
         "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 "
         "%}{% break %}{% endif %}"
     ),
-    "the turns before and after": turns(
-        "{{ loop.previtem.role if loop.previtem is defined }}>{{ m.role }}>{{ loop.nextitem.role "
-        "if not loop.last }}{{ loop.changed(m.role) }}{{ loop.cycle('a', 'b') }}{{ loop.revindex0 "
-        "}}"
-    ),
     "slices and measures": turns(
         "{{ m.content[:10] }}|{{ m.content[-3:] }}|{{ m.content | length }}|{{ m.content[::2] }}"
     ),
@@ -390,17 +270,11 @@ CONSTRUCTS: dict[str, str] = {
     "fields that are none": turns(
         "{{ m.keys() | list | sort }}{{ 'content' in m }}{{ m.content is defined }}"
     ),
-    "groups": "{% for role, group in messages | groupby('role') %}{{ role }}: "
-    "{{ group | map(attribute='content') | join(' / ') }}\n{% endfor %}",
     "space control": "  {% for m in messages %}\n  {{ m.role }}\n    {%- if m.content %}\n x "
     "{% endif %}  \n {#- c -#} \n{% endfor %}\n",
     "a dict and a namespace": "{% set d = dict(a=1, **{'b': 2}) %}{{ d }}{% set ns = namespace(d, "
     "c=[]) %}{% set ns.c = ns.c + [ns.a] %}{{ ns.c }}{{ dict.fromkeys('ab', 0) }}{{ d.items() | "
     "list }}",
-    "a call block": (
-        "{% macro turn(role) %}<|im_start|>{{ role }}\n{{ caller() }}<|im_end|>{% endmacro %}"
-    )
-    + turns("{% call turn(m.role) %}{{ m.content }}{% endcall %}"),
     "set blocks and filters": turns(
         "{% set text %}{{ m.content }}{% endset %}{{ text | upper | replace('A', 'b') | wordcount "
         "}}{% filter lower %}{{ m.role }}ÄB{% endfilter %}{{ m.content | default('none', true) "

@@ -24,8 +24,13 @@ class Code(enum.IntEnum):
     SUCCESS = 0
     OUT_OF_MEMORY = 2
     INSUFFICIENT_DRIVER = 35
+    cudaErrorIllegalAddress = 700
+    cudaErrorLaunchFailure = 719
     STREAM_CAPTURE_UNSUPPORTED = 900
     STREAM_CAPTURE_INVALIDATED = 901
+
+
+CODES = {code.value: code for code in Code}
 
 
 class Handle:
@@ -68,7 +73,7 @@ class FakeCuda:
         if name.startswith("cuda") and self.sticky_error:
             without_result = ("cudaStreamSynchronize", "cudaGetLastError")
             result = () if name in without_result else (None,)
-            return lambda *_: (self.sticky_error, *result)
+            return lambda *_: (CODES.get(self.sticky_error, self.sticky_error), *result)
         if name.startswith("cuda") and name not in FakeCuda.WITHOUT_DEVICE:
             self.use_device()
         return super().__getattribute__(name)

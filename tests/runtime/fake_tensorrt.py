@@ -20,7 +20,8 @@ import onnxruntime as ort
 from fake_cuda import ALIGNMENT, FakeCuda
 
 VERSION = "10.15.1.fake"
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16}
+"""The types of ONNX Runtime that have other names in numpy."""
 
 
 class FakeTensorRT:
@@ -106,20 +107,22 @@ class FakeRuntimeConfig:
 class FakeEngine:
     def __init__(self, library: FakeTensorRT, plan: dict[str, Any]) -> None:
         self.trt, self.plan, self.device_memory_size_v2 = library, plan, library.scratch
-        self.tensors = plan["inputs"] | plan["outputs"]
+        self.session = _session(plan["onnx"])
+        values = self.session.get_inputs(), self.session.get_outputs()
+        self.inputs, self.outputs = ({value.name: value for value in each} for each in values)
+        self.tensors = self.inputs | self.outputs
         self.num_optimization_profiles = len(plan["profiles"])
         self.num_io_tensors = len(self.tensors)
-        self.session = _session(plan["onnx"])
 
     def get_tensor_name(self, index: int) -> str:
         return list(self.tensors)[index]
 
     def get_tensor_mode(self, name: str) -> Any:
         mode = self.trt.TensorIOMode
-        return mode.INPUT if name in self.plan["inputs"] else mode.OUTPUT
+        return mode.INPUT if name in self.inputs else mode.OUTPUT
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(-1 if isinstance(size, str) else size for size in self.tensors[name]["shape"])
+        return tuple(-1 if isinstance(size, str) else size for size in self.tensors[name].shape)
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.plan["aliases"].get(name)
@@ -173,11 +176,11 @@ class FakeContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         if self.engine.trt.fails("set_input_shape"):
             return False
-        tensor = self.engine.plan["inputs"].get(name)
+        tensor = self.engine.inputs.get(name)
         profile = self.engine.plan["profiles"][self.profile]
-        if tensor is None or len(tensor["shape"]) != len(shape):
+        if tensor is None or len(tensor.shape) != len(shape):
             return False
-        for size, dimension in zip(shape, tensor["shape"], strict=True):
+        for size, dimension in zip(shape, tensor.shape, strict=True):
             is_dynamic = isinstance(dimension, str)
             least, _, largest = profile[dimension] if is_dynamic else (dimension,) * 3
             if not least <= size <= largest:
@@ -207,7 +210,7 @@ class FakeContext:
         if library.fail_run == 0 or self.cuda.sticky_error or library.fails("execute_async_v3"):
             return False
         assert self.cuda.error == 0, "the engine would take an older error for its own"
-        assert set(self.shapes) == set(self.engine.plan["inputs"]), "an input has no shape"
+        assert set(self.shapes) == set(self.engine.inputs), "an input has no shape"
         assert set(self.addresses) == set(self.engine.tensors), "a tensor has no address"
         shapes, addresses = dict(self.shapes), dict(self.addresses)
         if self.cuda.capturing is None:
@@ -230,17 +233,17 @@ class FakeContext:
         return work
 
     def _run(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
-        plan = self.engine.plan
-        for output, source in plan["aliases"].items():
+        engine = self.engine
+        for output, source in engine.plan["aliases"].items():
             assert addresses[output] == addresses[source], "the cache is not updated in place"
-        feed = {name: self._view(name, shapes[name], addresses).copy() for name in plan["inputs"]}
-        names = list(plan["outputs"])
-        for name, value in zip(names, self.engine.session.run(names, feed), strict=True):
+        feed = {name: self._view(name, shapes[name], addresses).copy() for name in engine.inputs}
+        outputs = engine.session.run(None, feed)
+        for name, value in zip(engine.outputs, outputs, strict=True):
             self._view(name, value.shape, addresses)[...] = value
 
     def _view(self, name: str, shape: tuple[int, ...], addresses: dict[str, int]) -> np.ndarray:
-        name_of_dtype = self.engine.tensors[name]["dtype"]
-        dtype = BFLOAT16 if name_of_dtype == "bfloat16" else np.dtype(name_of_dtype)
+        kind = self.engine.tensors[name].type.removeprefix("tensor(").removesuffix(")")
+        dtype = np.dtype(DTYPES.get(kind, kind))
         size = math.prod(shape) * dtype.itemsize
         assert self.cuda.on_device(addresses[name], size), f"{name} is not in the device's memory"
         memory = (ctypes.c_ubyte * size).from_address(addresses[name])

@@ -1,5 +1,4 @@
-"""A backend and a memory that fail at a chosen call, for tests that a failure harms no other
-request."""
+"""A backend and a memory that fail at a chosen call."""
 
 from __future__ import annotations
 
@@ -10,9 +9,11 @@ from typing import TypeVar
 import onnxruntime as ort
 from tokenizers import Tokenizer
 
+from pass_runtime.backends.base import Backend
 from pass_runtime.backends.memory import HostMemory
 from pass_runtime.backends.ort.backend import OrtBackend
 from pass_runtime.backends.ort.session import Trunks
+from pass_runtime.bundle.manifest import TOKENIZER_FILE
 from pass_runtime.bundle.read import read_manifest
 from pass_runtime.options import LoadOptions
 from pass_runtime.session import Session
@@ -55,10 +56,10 @@ class FaultyBackend(OrtBackend):
         super().__init__(bundle, read_manifest(bundle), "cpu", **options)
         self._tails = self._opened[bundle, slots][1]
 
-    def _open_trunks(self, threads: int, exact: bool) -> Trunks:
+    def _open_trunks(self, threads: int) -> Trunks:
         key = self.bundle, self.capabilities.slots  # the number of slots decides which trunk runs
         if key not in self._opened:
-            self._opened[key] = super()._open_trunks(threads, exact), {}
+            self._opened[key] = super()._open_trunks(threads), {}
         return self._opened[key][0]
 
     def _fail_around(self, name: str, work: Callable[[], T]) -> T:
@@ -80,7 +81,7 @@ class FaultyBackend(OrtBackend):
         self._fail_around("run_tail", lambda: super(FaultyBackend, self).run_tail(*arguments))
 
 
-def session_of(backend: OrtBackend, max_queue: int = 1024, prefix_cache: bool = True) -> Session:
-    tokenizer = Tokenizer.from_file(str(backend.bundle / "tokenizer.json"))
-    options = LoadOptions(max_queue=max_queue, prefix_cache=prefix_cache)
+def session_of(backend: Backend, prefix_cache: bool = True) -> Session:
+    tokenizer = Tokenizer.from_file(str(backend.bundle / TOKENIZER_FILE))
+    options = LoadOptions(prefix_cache=prefix_cache)
     return Session(backend.manifest, backend, tokenizer, options=options)

@@ -1,4 +1,4 @@
-"""Copies of bundles whose files are symbolic links, as git-annex and DVC make them."""
+"""Bundles of symbolic links, as git-annex and DVC make them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ KINDS = {
     "weights": lambda name: name.endswith(".data"),
     "graphs": lambda name: name.endswith(".onnx"),
 }
-"""Kinds of copies: for the name of a file, whether it becomes a link."""
 
 
 def bundle_of_links(bundle: Path, directory: Path, kind: str, absolute: bool) -> Path:
-    """Return a copy of a bundle whose files of this kind are links to links to their content."""
+    """Return a copy whose files of this kind are links to links to their content."""
     copy = directory / "bundle"
     copy.mkdir()
     for i, path in enumerate(sorted(bundle.iterdir())):

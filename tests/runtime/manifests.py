@@ -1,5 +1,4 @@
-"""Copies of bundles whose manifest or files a test changes, paths within JSON documents, and the
-messages of errors."""
+"""Bundles that a test damages, and values within JSON documents."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def at(document, path: tuple):
 
 
 def paths(node, path: tuple = ()) -> list[tuple]:
-    """Return the paths of all values of a document that are neither objects nor lists, each with
-    `path` before it."""
+    """Return the paths of all values that are neither objects nor lists."""
     if not isinstance(node, (dict, list)):
         return [path]
     children = node.items() if isinstance(node, dict) else enumerate(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,6 +72,18 @@ def requests(draw: st.DrawFn) -> MixedRequest:
         draft=None if plan == "ar" else draw(st.sampled_from([None, "both", "ngram"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
         reuse_prefix=draw(st.booleans()),
+    )
+
+
+def random_request(chance: random.Random, text: str, max_tokens: int) -> MixedRequest:
+    return MixedRequest(
+        text,
+        chance.choice(SAMPLING),
+        chance.randint(1, max_tokens),
+        chance.choice(STOPS),
+        plan=chance.choice(PLANS),
+        logprobs=chance.choice([None, 2]),
+        reuse_prefix=chance.random() < 0.3,
     )
 
 

@@ -1,5 +1,3 @@
-"""The memory of a process, for tests that it does not grow."""
-
 from __future__ import annotations
 
 import re
@@ -7,7 +5,7 @@ from pathlib import Path
 
 
 def anonymous_bytes(pid: int | str = "self") -> int:
-    """Return the bytes of the process's memory that no file backs, swapped out or not."""
+    """Return the memory that no file backs, swapped out or not."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     sizes = re.findall(r"(?m)^(?:RssAnon|VmSwap):\s*(\d+) kB", status)
     return sum(map(int, sizes)) << 10

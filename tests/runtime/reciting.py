@@ -1,5 +1,4 @@
-"""Sessions whose model recites a text that the test chose, with the tails and the tokenizer of a
-tiny bundle, and functions that watch sessions."""
+"""Sessions whose model recites a text that the test chose, and functions that watch sessions."""
 
 from __future__ import annotations
 
@@ -22,14 +21,13 @@ from pass_runtime.decode.engine import Engine
 from pass_runtime.session import Session
 
 Script = Callable[[int], int]
-"""Returns the token id at a position of a text, from 0."""
+"""Position in a text, from 0 -> token id."""
 CERTAIN = np.float32(1e4)
 """The logit of the token to write."""
 
 
 class ScriptedBackend(OrtBackend):
-    """The trunk predicts `target(position)` in root and draft rows, and `drafter(position)` in
-    look-ahead rows; all else is real."""
+    """The trunk predicts `target` in root and draft rows, `drafter` in look-ahead rows."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class ScriptedBackend(OrtBackend):
         self._target, self._drafter = target, drafter
         super().__init__(bundle, manifest, "cpu", threads=1, max_batch_size=max_batch_size)
 
-    def _open_trunks(self, _threads: int, _exact: bool) -> Trunks | None:
+    def _open_trunks(self, _threads: int) -> Trunks | None:
         return None
 
     def run_trunk(self, window: Window, batch: int) -> None:
@@ -91,7 +89,7 @@ def reciting_session(
     max_queue: int = 1024,
     capacity: int | None = None,
 ) -> Session:
-    """drafter: the script of look-ahead drafts, by default all right."""
+    """drafter: by default, all drafts are right."""
     manifest = read_manifest(bundle)
     if capacity is not None:
         manifest = manifest.model_copy(
@@ -135,7 +133,7 @@ def engine_of(session: Session) -> Engine:
 
 
 def watch_capacity(backend: Backend) -> None:
-    """Check that every later pass writes within the KV cache, in masked slots too."""
+    """Every later pass must write within the KV cache, in masked slots too."""
     run = backend.run
 
     def check_and_run(batch):
@@ -152,14 +150,14 @@ def assert_idle(session: Session) -> None:
     worker = session._worker
     if not worker.closed:
         session.call(lambda engine: None)  # after the step in progress
-    elif worker._thread is not None:
+    else:
         worker._thread.join(10)
         assert not worker._thread.is_alive()
     assert engine_of(session).idle
 
 
 def recite(ids: Sequence[int], start: int = 1) -> Script:
-    """Return a script: `ids` from position `start` on, and elsewhere EOS."""
+    """`ids` from position `start` on, and elsewhere EOS."""
     return lambda position: ids[position - start] if 0 <= position - start < len(ids) else EOS
 
 

@@ -18,6 +18,25 @@ def oracle_samples(window: Window, logits, length: int, params: SamplingParams) 
     ]
 
 
+def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    p = np.exp(logits.astype(np.float64) / params.temperature)
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+        p /= p.sum()
+    kept, mass = [], 0.0
+    for token in order:
+        if mass >= params.top_p and params.top_p < 1:
+            break
+        kept.append(token)
+        mass += p[token]
+    cut = np.zeros_like(p)
+    cut[kept] = p[kept]
+    cut[cut < params.min_p * p.max()] = 0
+    return cut / cut.sum()
+
+
 def plant_drafts(samples: list[int], drafts: int, accepted: int, vocab: int, rng) -> list[int]:
     """The first `accepted` drafts are those of `samples`, the next one is another."""
     planted = [int(token) for token in rng.integers(0, vocab, drafts)]

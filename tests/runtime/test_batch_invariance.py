@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ from hypothesis.stateful import (
 )
 from machines import fixed_times
 from manifests import named_bundle
-from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, MixedRequest, PlainDecoder, requests
+from mixed_requests import TEXTS, MixedRequest, PlainDecoder, random_request, requests
 from reciting import assert_idle, watch_capacity
 
-from pass_runtime import Session, load
+from pass_runtime import Session, TokenStream, load
 from pass_runtime.bundle.sampling import SAMPLERS
 from pass_runtime.decode.engine import Engine
 from pass_runtime.decode.sequence import Piece, SequenceState
@@ -74,7 +75,7 @@ class Batches(RuleBasedStateMachine):
     @rule(request=requests())
     def submit(self, request):
         ids, options = self.session.encode(request.text), request.options()
-        reader = TextStream(self.session.tokenizer, ids, options.stop_strings)
+        reader = TextStream(self.session.tokenizer, ids, options.stop)
         sequence = SequenceState(self.session.request(ids, options), reader)
         self.engine.reserve(1)
         self.engine.add(sequence)
@@ -172,49 +173,28 @@ def test_no_order_of_events_changes_a_text(
     )
 
 
-def random_requests(count: int) -> list[MixedRequest]:
-    chance = random.Random(0)
-    return [
-        MixedRequest(
-            chance.choice(TEXTS),
-            chance.choice(SAMPLING),
-            chance.randrange(1, 30),
-            chance.choice(STOPS),
-            plan=chance.choice(PLANS),
-            logprobs=chance.choice([None, 2]),
-            reuse_prefix=chance.random() < 0.3,
-        )
-        for _ in range(count)
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("slots", SLOTS)
 def test_requests_from_four_threads_have_their_texts(
     sessions: dict[int, Session], plain: PlainDecoder, slots: int
 ):
-    session, requests = sessions[slots], random_requests(64)
-    results: dict[int, tuple[str | None, list[int]]] = {}
+    session, chance = sessions[slots], random.Random(0)
+    requests = [random_request(chance, chance.choice(TEXTS), max_tokens=29) for _ in range(64)]
 
-    def submit(numbers: list[int]) -> None:
+    def submit(numbers: list[int]) -> list[tuple[int, TokenStream]]:
         streams = [session.generate(requests[i].text, requests[i].options()) for i in numbers]
         for stream in streams[::8]:
             stream.cancel()
-        for number, stream in zip(numbers, streams, strict=True):
-            stream.result()
-            results[number] = (stream.finish_reason, stream.token_ids)
+        return [(number, stream.result()) for number, stream in zip(numbers, streams, strict=True)]
 
     order = list(range(len(requests)))
     random.Random(slots).shuffle(order)
-    threads = [threading.Thread(target=submit, args=(order[i::4],)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    assert sorted(results) == sorted(order)
-    for number, (reason, tokens) in results.items():
-        plain.assert_same(requests[number], tokens, whole=reason != "cancelled")
+    with ThreadPoolExecutor(4) as threads:
+        results = dict(chain(*threads.map(submit, [order[i::4] for i in range(4)])))
+    cancelled = {number for number, each in results.items() if each.finish_reason == "cancelled"}
+    for number, stream in results.items():
+        plain.assert_same(requests[number], stream.token_ids, whole=number not in cancelled)
     # A request may be done before it is cancelled.
-    assert sum(reason == "cancelled" for reason, _ in results.values()) <= 8
+    assert len(cancelled) <= 8
     assert_idle(session)

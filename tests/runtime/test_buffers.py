@@ -1,6 +1,3 @@
-"""The memory of a session on its device is bounded: buffers of many shapes share it, and bindings
-that were not used for long are forgotten."""
-
 from __future__ import annotations
 
 import math
@@ -64,7 +61,7 @@ def test_only_buffers_that_no_later_pass_reads_are_shared(tiny_bundle: Path):
 def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, max_bound: int):
     # For what is bound: how often, by the number of the graph that is captured for it.
     graph_numbers: dict[str, Counter[int]] = {}
-    bind = ort_backend.bind
+    bind = ort_backend.BoundSession
 
     def record(session, device, inputs, outputs, cache, graph, *more, **named):
         bound = [(t.name, t.shape, t.address) for t in (*inputs, *outputs, *cache[0])]
@@ -72,7 +69,7 @@ def test_memory_and_bound_graphs_stay_bounded(random_bundle: Path, monkeypatch, 
         graph_numbers.setdefault(key, Counter())[graph] += 1
         return bind(session, device, inputs, outputs, cache, graph, *more, **named)
 
-    monkeypatch.setattr(ort_backend, "bind", record)
+    monkeypatch.setattr(ort_backend, "BoundSession", record)
     monkeypatch.setattr(BoundSessions, "MAX_BOUND", max_bound)
     plans = ["ar", "two-pass", "fused"]
     plans += [f"fused:{groups}" for groups in ("1,1", "1,0", "1,1,1", "2,1,1", "2,2,1")]

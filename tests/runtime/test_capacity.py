@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 from reciting import (
+    assert_idle,
     engine_of,
     reciting_session,
     watch_capacity,
@@ -20,6 +24,7 @@ from pass_runtime.backends.ort.backend import (
 )
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.decode.sequence import SequenceState
+from pass_runtime.generation import TokenStream
 from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.session import GenerateOptions, Session, load
 
@@ -30,16 +35,11 @@ CAPACITY = 768
 def run(
     session: Session,
     prompt: list[int],
-    plan: str = "two-pass",
-    lookahead: int = 6,
     tokens: int = 2000,
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
-):
-    options = GenerateOptions(tokens, sampling, plan=plan, lookahead=lookahead, ignore_eos=True)
-    stream = session.generate_ids(prompt, options)
-    for _ in stream:
-        pass
-    return stream
+) -> TokenStream:
+    options = GenerateOptions(tokens, sampling, plan="two-pass", lookahead=6, ignore_eos=True)
+    return session.generate_ids(prompt, options).result()
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,7 @@ def test_sampling_works_up_to_the_last_position(tiny_bundle, room, params):
     ("room", "plans"), [(13, ["draft-6", "verify-6", "draft-4", "verify-4"]), (1, ["ar", "ar"])]
 )
 def test_the_last_windows_are_narrower(tiny_bundle, room, plans):
-    """The prompt leaves 13 entries free: after a plan with six drafts, 6 are left, in which a plan
-    with four drafts fits."""
+    """After a plan with six drafts, 6 of 13 entries are left, in which four drafts fit."""
     session = reciting_session(tiny_bundle)
     names = windows_run(session)
     run(session, [5] * (CAPACITY - room))
@@ -141,8 +140,7 @@ def test_the_cache_does_not_shrink_below_a_reused_prefix(tiny_bundle):
 
 
 def test_masked_slots_write_within_a_cache_that_shrank(tiny_bundle):
-    """A free slot among busy ones keeps the 500 tokens of a finished request, and is masked in
-    passes."""
+    """A free slot among busy ones keeps the 500 tokens of a finished request."""
     session = reciting_session(tiny_bundle, slots=8)
     watch_capacity(session.backend)
     engine = engine_of(session)
@@ -172,3 +170,95 @@ def test_masked_slots_write_within_a_cache_that_shrank(tiny_bundle):
         assert sequence.finished.reason == "length"
         positions = range(len(sequence.request.prompt_ids), len(sequence.tokens))
         assert sequence.tokens[positions.start :] == [*map(words, positions)]
+
+
+SMALL_CAPACITIES = (4, 8, 12, 16, 32, 64)
+BATCHES = (1, 2, 3)
+PLANS = ("ar", "two-pass", "fused", "fused:3,1,0,2", "auto")
+DRAFTS = ("lookahead", "ngram", "both")
+FREE_ENTRIES = (0, 1, 2, 3)
+"""Entries that the longest prompt leaves free. What 0 spoils shows in later requests."""
+MORE_THAN_FIT = 1000
+
+
+@dataclass(frozen=True)
+class Case:
+    plan: str
+    draft: str | None
+    prompt_lengths: tuple[int, ...]
+
+
+def cases(capacity: int, batch: int) -> Iterator[Case]:
+    for free in FREE_ENTRIES:
+        first, third = (max(1, capacity - entries) for entries in (free, (free + 2) % 4))
+        for plan in PLANS:
+            for draft in DRAFTS if plan != "ar" else (None,):
+                yield Case(plan, draft, (first, 1, third)[:batch])
+
+
+def prompt_of(length: int) -> list[int]:
+    return [5 + i % 3 for i in range(length)]
+
+
+def texts_needed(capacity: int) -> Sequence[int]:
+    lengths = (case.prompt_lengths for batch in BATCHES for case in cases(capacity, batch))
+    return sorted({length for of_case in lengths for length in of_case})
+
+
+def until_full(plan: str, draft: str | None = None) -> GenerateOptions:
+    return GenerateOptions(MORE_THAN_FIT, plan=plan, draft=draft, ignore_eos=True)
+
+
+def check_table(session: Session, capacity: int, expected: dict[int, list[int]]) -> None:
+    for batch in BATCHES:
+        for case in cases(capacity, batch):
+            options, lengths = until_full(case.plan, case.draft), case.prompt_lengths
+            streams = [session.generate_ids(prompt_of(length), options) for length in lengths]
+            for length, stream in zip(lengths, streams, strict=True):
+                tokens = stream.result().token_ids
+                assert (stream.finish_reason, stream.stop_reason) == ("length", None), case
+                assert len(tokens) == capacity - length + 1, case
+                prompt = prompt_of(length)
+                difference = first_difference(session, prompt, options, tokens, expected[length])
+                assert difference is None or difference.is_near_tie, (case, difference)
+
+
+def check_timing(session: Session, expected: Sequence[int]) -> None:
+    capacity = session.backend.capabilities.max_capacity
+    for batch in (1, 3):
+        # They are submitted between two passes, so that they decode together.
+        streams = session._worker.call(
+            lambda count=batch: [
+                session.generate_ids(prompt_of(1), until_full("auto")) for _ in range(count)
+            ]
+        )
+        assert all(stream.result().token_ids == expected for stream in streams)
+    assert_idle(session)
+    times = session.tuner(SamplingParams()).times_by_batch
+    # Timing wants room for two passes.
+    fitting = {width for width in (2, 5, 7, 16) if 2 * width <= capacity}
+    assert {*times[1].timed_widths} == {1, *fitting}
+    assert len(times) > 1 and all(len(each.timed_widths) > 1 for each in times.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", SMALL_CAPACITIES)
+def test_every_plan_writes_the_text_of_plain_decoding(random_bundle: Path, capacity: int):
+    with load(random_bundle, "cpu", threads=1, capacity=capacity, max_batch_size=3) as session:
+        expected = {
+            length: session.generate_ids(prompt_of(length), until_full("ar")).result().token_ids
+            for length in texts_needed(capacity)
+        }
+        check_table(session, capacity, expected)
+        check_timing(session, expected[1])
+
+
+@pytest.mark.parametrize("capacity", SMALL_CAPACITIES)
+def test_a_text_whose_drafts_are_all_right_fills_the_capacity(tiny_bundle: Path, capacity: int):
+    with reciting_session(tiny_bundle, slots=3, capacity=capacity) as session:
+        expected = {
+            length: [words(position) for position in range(length, capacity + 1)]
+            for length in texts_needed(capacity)
+        }
+        check_table(session, capacity, expected)
+        check_timing(session, expected[1])

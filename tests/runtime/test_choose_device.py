@@ -3,14 +3,17 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import tomllib
+from pathlib import Path
 
 import onnxruntime as ort
 import pytest
 from fake_cuda import FakeCuda, cuda_without_gpu
 
 from pass_runtime import packages
-from pass_runtime.backends.ort import session as engine
-from pass_runtime.backends.ort.session import choose_device
+from pass_runtime.backends.cuda import Cuda, import_api, why_no_device
+from pass_runtime.backends.ort import session as ort_session
+from pass_runtime.backends.ort.session import choose_device, open_memory
 from pass_runtime.commands.errors import importing
 from pass_runtime.errors import PassError
 
@@ -24,7 +27,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, api: object, *, has_cuda: bool) -> 
     providers = [*(["CUDAExecutionProvider"] if has_cuda else []), "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: api)
-    monkeypatch.setattr(engine, "import_api", lambda: api)
+    monkeypatch.setattr(ort_session, "import_api", lambda: api)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,31 @@ def test_without_onnxruntime_the_error_names_the_command_that_installs_it(monkey
         import pass_runtime.backends.ort.session  # noqa: F401
     with pytest.raises(ModuleNotFoundError), importing():
         import no_such_module  # noqa: F401
+
+
+def test_without_cuda_python_the_error_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    message = r"cannot be imported .*; run: pip install cuda-python$"
+    for call in (import_api, lambda: open_memory("cuda")):
+        with pytest.raises(PassError, match=message):
+            call()
+
+
+def test_the_error_names_an_old_driver_and_the_driver_that_is_needed():
+    message = why_no_device(cuda_without_gpu(12040))
+    assert "runs CUDA up to 12.4, and the library is CUDA 13.4" in message
+    assert "a driver for CUDA 13, 580 or newer" in message
+    assert "install" not in message.replace("installed", "")
+    with_library_12 = cuda_without_gpu(11080, library_version=12090)
+    assert "a driver for CUDA 12, 525 or newer" in why_no_device(with_library_12)
+    message = r"cudaStreamCreateWithFlags .* up to 12\.4, .* 580 or newer"
+    with pytest.raises(PassError, match=message):
+        Cuda(cuda_without_gpu(12040))
+
+
+def test_the_extra_gpu_installs_onnx_runtime_for_cuda_and_cuda_python():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    names = {re.split("[<>=]", requirement)[0] for requirement in extras["gpu"]}
+    assert names == {"onnxruntime-gpu[cuda,cudnn]", "cuda-python"}
+    assert set(extras["gpu"]) & set(extras["cuda"])  # the same versions of cuda-python

@@ -55,13 +55,6 @@ def test_nothing_is_held_back_but_the_beginning_of_a_character(name: str, data: 
     assert stream.flush() == ""
 
 
-def test_a_byte_that_is_part_of_no_character_becomes_a_replacement_character():
-    tokenizer = byte_fallback()
-    stream = TextStream(tokenizer, tokenizer.encode("a").ids)
-    tokens = [tokenizer.token_to_id(piece) for piece in ("<0x41>", "<0xE2>", "x")]
-    assert [stream.read(token)[0] for token in tokens] == ["A", "", "\ufffdx"]
-
-
 @pytest.mark.parametrize("prompt", ["\u3042\u3044", "\u3042\u3044\u3046"])
 def test_a_space_after_bytes_of_the_prompt_is_kept(prompt: str):
     """Also if the prompt ends within a character, or its last eight tokens begin in one."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from faulty import FaultyBackend, Fuse, session_of
-from mixed_requests import PLANS, SAMPLING, STOPS, TEXTS, MixedRequest, PlainDecoder
+from mixed_requests import PLANS, SAMPLING, TEXTS, MixedRequest, PlainDecoder, random_request
 from process_memory import anonymous_bytes
 from reciting import assert_idle, engine_of
 
@@ -21,7 +21,7 @@ from pass_runtime import GenerateOptions, PassError, Session, load
 
 REQUESTS, REQUESTS_PER_WAVE = 2000, 25
 ALLOWED_GROWTH = {"resident": 4 << 20, "heap": 256 << 10, "objects": 1000}
-"""By how much the values of `memory_now` may grow after the warm-up, in bytes or objects."""
+"""After the warm-up, in bytes or objects."""
 
 
 class HeapInfo(ctypes.Structure):
@@ -42,8 +42,7 @@ def memory_now() -> dict[str, int]:
 
 
 def requests_for_every_tail() -> Iterator[MixedRequest]:
-    """Yield requests that together run every tail, because a tail keeps the memory that it takes at
-    its first use."""
+    """A tail keeps the memory that it takes at its first use."""
     for sampling in SAMPLING:
         for plan, logprobs in product(PLANS, (None, 2)):
             yield MixedRequest(TEXTS[1], sampling, 8, plan=plan, logprobs=logprobs)
@@ -57,21 +56,13 @@ def warm_up(session: Session, slots: int) -> None:
             stream.result()
 
 
-def random_request(chance: random.Random) -> MixedRequest:
-    return MixedRequest(
-        TEXTS[-1] if chance.random() < 0.03 else chance.choice(TEXTS[:-1]),
-        chance.choice(SAMPLING),
-        chance.randrange(1, 9),
-        chance.choice(STOPS),
-        plan=chance.choice(PLANS),
-        logprobs=chance.choice([None, None, 2]),
-        reuse_prefix=chance.random() < 0.2,
-    )
-
-
 def run_wave(session: Session, chance: random.Random) -> Counter[str]:
     session.backend.fuses["run_trunk"] = Fuse(PassError("out of luck"), chance.randrange(1, 200))  # type: ignore
-    requests = [random_request(chance) for _ in range(REQUESTS_PER_WAVE)]
+    texts = [
+        TEXTS[-1] if chance.random() < 0.03 else chance.choice(TEXTS[:-1])
+        for _ in range(REQUESTS_PER_WAVE)
+    ]
+    requests = [random_request(chance, text, max_tokens=8) for text in texts]
     streams = [session.generate(request.text, request.options()) for request in requests]
     for stream in chance.sample(streams, 2):
         stream.cancel()

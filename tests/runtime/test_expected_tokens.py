@@ -22,19 +22,16 @@ def test_expected_tokens_by_hand():
     # A pass has a draft unless the pass before accepted one, and accepts it half of the time:
     # x = (1 - x) / 2, so that x = 1/3 of the passes accept a draft.
     assert expected_tokens(fused_plan((1, 0)), halves) == pytest.approx(1 + 1 / 3)
+    # If every draft is accepted, windows of two sizes alternate for ever.
+    certain = Acceptance([1.0] * 4).cumulative
+    assert expected_tokens(make_plan("fused", 2), certain) == pytest.approx(3)
+    assert expected_tokens(fused_plan((1, 0)), certain) == pytest.approx(1.5)
 
 
 def test_a_pass_without_drafts_changes_no_rate():
     rates = Acceptance([0.6, 0.4])
     rates.record(0, 0)
     assert rates.rates == [0.6, 0.4]
-
-
-def test_expected_tokens_of_certain_drafts():
-    """If every draft is accepted, windows of two sizes alternate for ever: the mean is expected."""
-    certain = Acceptance([1.0] * 4).cumulative
-    assert expected_tokens(make_plan("fused", 2), certain) == pytest.approx(3)
-    assert expected_tokens(fused_plan((1, 0)), certain) == pytest.approx(1.5)
 
 
 def test_expected_tokens_are_those_of_the_cpp_runtime():

@@ -36,8 +36,7 @@ def plain(tiny_bundle: Path) -> PlainDecoder:
 
 
 def message_of(call) -> str | None:
-    """Return the message of the PassError that `call` raises, which has one line; None if it raises
-    none."""
+    """Return the one line of the PassError that `call` raises; None if it raises none."""
     try:
         call()
     except PassError as error:
@@ -47,7 +46,6 @@ def message_of(call) -> str | None:
 
 
 def assert_serves(session: Session, plain: PlainDecoder) -> None:
-    """Check that the session still writes the right text of a request."""
     plain.assert_same(LATER, session.generate(LATER.text, LATER.options()).result().token_ids)
     assert_idle(session)
 
@@ -114,8 +112,7 @@ def test_no_request_fails_if_the_prefix_cache_gets_no_memory(
 def test_every_run_of_a_graph_may_fail(
     tiny_bundle: Path, plain: PlainDecoder, moment: str, late: bool
 ):
-    """Call n of the method `moment` fails, before it works or after (`late`), for n from 1 until
-    the requests need fewer calls."""
+    """Call n of the method `moment` fails, before it works or after (`late`)."""
     for n in itertools.count(1):
         backend = FaultyBackend(tiny_bundle)
         session, fuse = session_of(backend), Fuse(RuntimeError("the driver said so"), n)
@@ -226,31 +223,6 @@ def test_an_interrupt_while_reading_leaves_the_session_usable(tiny_bundle: Path)
     assert stream.result().token_ids == [words(position) for position in range(1, 13)]
     again = session.generate_ids([5, 6], GenerateOptions(3, plan="ar")).result()
     assert again.token_ids == [words(2), words(3), words(4)]
-
-
-@pytest.mark.parametrize("is_used_again", [False, True], ids=["closed", "used-again"])
-@pytest.mark.parametrize("has_started", [False, True], ids=["before", "after"])
-def test_an_interrupt_while_the_thread_starts_leaves_the_session_usable(
-    tiny_bundle: Path, monkeypatch, has_started: bool, is_used_again: bool
-):
-    """Ctrl-C comes just before or just after the session's thread begins to run."""
-    start = threading.Thread.start
-
-    def start_and_interrupt(thread: threading.Thread) -> None:
-        if thread.name != "pass-decode":
-            return start(thread)
-        monkeypatch.setattr(threading.Thread, "start", start)
-        if has_started:
-            start(thread)
-        raise KeyboardInterrupt
-
-    options = GenerateOptions(3, plan="ar", ignore_eos=True)
-    with load(tiny_bundle, "cpu", threads=1) as session:
-        monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            session.generate("a", options)
-        if is_used_again:
-            assert len(session.generate("a", options).result().token_ids) == 3
 
 
 def test_the_error_for_too_little_memory_says_what_to_do():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,25 +85,24 @@ def test_the_hash_of_a_file_that_changed_just_now_is_not_cached(
     assert hashed.count(TAIL) == 2
 
 
-@pytest.mark.parametrize(
-    "fault", ["no directory", "no text", "other lines", "wrong hashes", "no file"]
-)
-def test_an_unusable_cache_of_hashes_is_ignored(bundle: Path, cache: Path, fault: str):
-    file = cache / HASHES_FILE
-    if fault == "no directory":
-        cache.write_text("")
-    else:
-        cache.mkdir()
-    if fault == "no text":
-        file.write_bytes(b"\xff\xfe\x00 1\n")
-    elif fault == "other lines":
-        file.write_text("no such line\n\n 1 2 3\n")
-    elif fault == "wrong hashes":
-        load(bundle, "cpu").close()
-        lines = file.read_text().splitlines()
-        file.write_text("".join(f"{line[:-64]}{'0' * 64}\n" for line in lines))
-    elif fault == "no file":
-        file.mkdir()
+def write_wrong_hashes(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{line[:-64]}{'0' * 64}\n" for line in lines))
+
+
+FAULTS = {
+    "no directory": lambda file: (shutil.rmtree(file.parent), file.parent.write_text("")),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\x00 1\n"),
+    "other lines": lambda file: file.write_text("no such line\n\n 1 2 3\n"),
+    "wrong hashes": write_wrong_hashes,
+    "no file": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_an_unusable_cache_of_hashes_is_ignored(bundle: Path, cache: Path, fault: Callable):
+    load(bundle, "cpu").close()
+    fault(cache / HASHES_FILE)
     load(bundle, "cpu").close()
     replace(bundle / TAIL, b"x" * (bundle / TAIL).stat().st_size)
     assert TAIL in refusal(load, bundle, "cpu")

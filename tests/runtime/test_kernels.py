@@ -43,18 +43,16 @@ def test_another_library_can_be_named(monkeypatch, tmp_path: Path):
 
 def damaged(path: Path, kind: str) -> Path:
     """Write a file that is no library of kernels for this machine."""
-    content = bytearray((LIBRARY if LIBRARY.exists() else Path(_ctypes.__file__)).read_bytes())
-    if kind == "cut off":
-        del content[len(content) * 2 // 3 :]
-    elif kind == "for another CPU":
-        content[MACHINE] = b"\xf7\x01"
-    elif kind == "text":
-        content[:] = b"not a library"
-    elif kind == "empty":
-        content.clear()
-    else:
-        content[:] = Path(_ctypes.__file__).read_bytes()
-    path.write_bytes(content)
+    other = Path(_ctypes.__file__).read_bytes()
+    content = LIBRARY.read_bytes() if LIBRARY.exists() else other
+    damages = {
+        "cut off": content[: len(content) * 2 // 3],
+        "for another CPU": content[: MACHINE.start] + b"\xf7\x01" + content[MACHINE.stop :],
+        "text": b"not a library",
+        "empty": b"",
+        "another library": other,
+    }
+    path.write_bytes(damages[kind])
     return path
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from tail_runs import open_graph, run_graph
 
-from pass_exporter.bundle import write_logprobs
 from pass_exporter.tails.outputs import build_logprobs
 from pass_runtime.bundle.sampling import MAX_LOGPROBS
 from tail_definitions import token_logprobs
@@ -59,29 +57,9 @@ def test_graph_numpy_and_scipy_agree(vocab, data):
         assert (np.sort(got_ids, -1)[..., 1:] != np.sort(got_ids, -1)[..., :-1]).all()
 
 
-def test_ids_are_those_of_numpy_where_no_two_tokens_tie():
-    rng = np.random.default_rng(0)
-    rows = np.stack([rng.permutation(2048) for _ in range(8)])
-    logits = rows.reshape(2, 4, 2048).astype(np.float32)
-    emitted = rng.integers(0, 2048, (2, 4))
-    assert np.array_equal(run(logits, emitted)[1], token_logprobs(logits, emitted, MAX_LOGPROBS)[1])
-
-
 def test_missing_drafts_change_no_other_entry():
     rng = np.random.default_rng(2)
     logits = rng.normal(0, 3, (1, 3, 37)).astype(np.float32)
     chosen, beside = (run(logits, np.array([[4, 9, last]]))[0] for last in (5, 37))
     assert np.array_equal(chosen[:, :2], beside[:, :2])
     assert np.isfinite(beside).all()
-
-
-def test_the_manifest_describes_the_inputs_and_outputs_of_the_file(tmp_path: Path):
-    described = write_logprobs(tmp_path, 37)
-    assert [path.name for path in tmp_path.iterdir()] == [described.file] == ["tail.logprobs.onnx"]
-    graph = ort.InferenceSession(tmp_path / described.file, providers=["CPUExecutionProvider"])
-    values = (*graph.get_inputs(), *graph.get_outputs())
-    tensors = (*described.inputs, *described.outputs)
-    assert [(t.name, list(t.shape)) for t in tensors] == [(v.name, v.shape) for v in values]
-    logits, emitted = np.zeros((1, 2, 37), np.float32), np.array([[3, 4]])
-    out = run_graph(graph, {"logits": logits, "emitted": emitted})
-    assert np.allclose(out["chosen_logprob"], -np.log(37))

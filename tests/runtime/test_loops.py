@@ -1,6 +1,3 @@
-"""Loops of texts: where a text begins to repeat itself, which part of it counts in measurements of
-real use, and the passes that write this part."""
-
 from __future__ import annotations
 
 import pytest
@@ -16,7 +13,6 @@ from pass_runtime.measuring.lossless import (
 from pass_runtime.measuring.real_use import PassCounts, count_passes, split_at_loop
 
 DISTINCT = st.integers(0, 60).map(lambda size: list(range(1000, 1000 + size)))
-"""Text that repeats nothing."""
 PERIODS = st.integers(1, MAX_PERIOD_TOKENS).map(lambda period: list(range(period)))
 
 
@@ -70,7 +66,7 @@ def test_every_loop_repeats_a_period(text):
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 1), max_size=150), st.lists(st.integers(0, 1), max_size=50))
 def test_in_a_longer_text_the_loop_starts_no_later(text, more):
-    """The token 7 ends all repeats: some loops count only because the text ends in them."""
+    """The token 7 ends all repeats."""
     start, longer = loop_start([*text, 7]), loop_start([*text, 7, *more])
     assert start is None or (longer is not None and longer <= start)
 

@@ -111,11 +111,6 @@ def test_unknown_keys_are_refused_at_every_level(document, scratch, data, key, v
     refusal_of(changed, scratch)
 
 
-def test_an_unknown_key_is_named(document, scratch):
-    changed = document | {"model": document["model"] | {"rope": 1}}
-    assert "model.rope" in refusal_of(changed, scratch)
-
-
 @QUICK
 @given(data=st.data())
 def test_missing_keys_are_refused_at_every_level(document, scratch, data):
@@ -150,6 +145,8 @@ def test_other_versions_are_refused(document, scratch, version):
 @pytest.mark.parametrize("change", [{"format": "pass"}, {"format": None}, {"opset": "24"}])
 def test_other_formats_are_refused(document, scratch, change):
     assert next(iter(change)) in refusal_of(document | change, scratch)
+    model = document["model"] | {"rope": 1}  # no key of the format
+    assert "model.rope" in refusal_of(document | {"model": model}, scratch)
 
 
 @pytest.mark.parametrize("change", [{"scheme": "other"}, {"members": 16}, {"row": 8}, {"bits": 31}])
@@ -214,23 +211,19 @@ def test_missing_and_truncated_files_are_refused_even_without_hashes(bundle, nam
     assert str(path) in refusal(load, bundle, "cpu", verify=hashes)
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret", "..", "x/.."])
-def test_names_that_leave_the_bundle_are_refused(bundle, document, name):
+ESCAPING = ("../secret", "/etc/hostname", "a/../../secret", "..", "x/..")
+
+
+@pytest.mark.parametrize(
+    "name", [*ESCAPING, "", "x" * 300, "two\nlines", "nul\0", "trunk.onnx/inside"]
+)
+def test_names_that_no_file_of_a_bundle_can_have_are_refused_in_one_line(bundle, document, name):
     (bundle.parent / "secret").write_bytes(b"x")
     files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
     write_manifest(bundle, document | {"files": files})
     message = refusal(load, bundle, "cpu")
-    assert "outside the bundle" in message
-    assert repr(name) in message
-
-
-@pytest.mark.parametrize(
-    "name", ["", "x" * 300, "two\nlines", "nul\0", "tail.ar.greedy.onnx/inside"]
-)
-def test_names_that_no_file_can_have_are_refused_in_one_line(bundle, document, name):
-    files = document["files"] | {name: {"sha256": "0" * 64, "bytes": 1}}
-    write_manifest(bundle, document | {"files": files})
-    refusal(load, bundle, "cpu")
+    if name in ESCAPING:
+        assert "outside the bundle" in message and repr(name) in message
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""The next pass fits the KV cache and holds its drafts, and there is one as long as plain decoding
-fits."""
+"""The next pass fits the KV cache and holds its drafts; n-gram drafts are those of a search."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ from machines import fixed_times
 from pass_runtime.backends.base import Capabilities, Drafts
 from pass_runtime.bundle.plan import make_plan
 from pass_runtime.bundle.window import Window, ar_window, verify_window
-from pass_runtime.decode.next_pass import NextPass, Proposed, Situation
+from pass_runtime.decode.next_pass import Proposed, Situation
+from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, NgramIndex
 from pass_runtime.tuning.auto import Rates, Tuner
 
 L = 6
@@ -87,15 +87,28 @@ def test_drafts_of_a_plan_are_always_verified(name, lookahead, room):
     assert room == 0
 
 
-def test_ngram_drafts_need_room_for_a_padded_window():
-    """Engines pad narrow windows: a window of 3 rows writes 16 entries of the cache."""
-    able, drafts = (
-        Capabilities("test", 320, (256,), (64, 1), least_width=16),
-        Drafts((5, 6), "ngram"),
-    )
+def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
+    """Return (match_length, drafts): the longest suffix that also occurs earlier, and the `count`
+    tokens that follow its newest earlier occurrence."""
+    for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
+        suffix = tokens[-size:]
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if len(suffix) == size and tokens[end - size : end] == suffix:
+                text = list(tokens)
+                for i in range(count):
+                    text.append(text[end + i])
+                return size, tuple(text[len(tokens) :])
+    return 0, ()
 
-    def next_pass(room: int) -> NextPass | None:
-        return Situation(make_plan("ar", 0), None, room, able).next_pass([Proposed(drafts)])
 
-    assert next_pass(10) is None
-    assert next_pass(16) == (verify_window(2), [drafts])
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    tokens=st.lists(st.integers(0, 3), max_size=40), cut=st.integers(0, 40), count=st.integers(0, 8)
+)
+def test_drafts_are_those_of_a_search(tokens, cut, count):
+    index = NgramIndex(tokens[:cut])
+    index.propose(3)  # a proposal changes nothing
+    index.extend(tokens[cut:])
+    match_length, drafts = search(tokens, count)
+    assert index.match_length == match_length
+    assert index.propose(count) == drafts

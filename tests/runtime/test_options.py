@@ -74,9 +74,7 @@ WRONG_VALUES = {
         for wrong in values
     ],
 )
-def test_values_out_of_range_or_of_another_type_are_refused_by_name(
-    options: type, field: str, wrong: object
-):
+def test_values_out_of_range_or_of_another_type_are_refused_by_name(options, field, wrong):
     name = "every one of stop-token-ids" if wrong == [7.0] else field.replace("_", "-")
     with pytest.raises(PassError, match=f"^{name} must be ") as error:
         options(**{field: wrong})
@@ -157,8 +155,8 @@ def test_stop_strings_are_refused_where_no_text_is_made(tiny_bundle):
 
 
 def test_a_single_string_is_one_stop_and_not_its_letters(tiny_bundle):
-    assert GenerateOptions(stop="the").stop_strings == ("the",)
-    assert GenerateOptions(stop=["a", "", "b"]).stop_strings == ("a", "b")
+    assert GenerateOptions(stop="the").stop == ("the",)
+    assert GenerateOptions(stop=["a", "", "b"]).stop == ("a", "b")
     ids = Tokenizer.from_file(str(tiny_bundle / "tokenizer.json")).encode("eh, hot: the end").ids
     session = reciting_session(tiny_bundle, recite(ids))
     generation = session.generate([0], GenerateOptions(50, stop="the")).result()

@@ -9,17 +9,18 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from engine_sessions import SAMPLINGS, PromptAndOptions, cpu_session, submit_together
+from engine_sessions import (
+    SAMPLINGS,
+    PromptAndOptions,
+    cpu_session,
+    ort_session_on,
+    submit_together,
+)
 from fake_cuda import FakeCuda
 from fake_ort_cuda import FakeCaptures
-from tokenizers import Tokenizer
 
 from conftest import export_bundle
 from pass_runtime import GenerateOptions, SamplingParams, Session
-from pass_runtime.backends.cuda import Cuda
-from pass_runtime.backends.ort.backend import OrtBackend
-from pass_runtime.bundle.manifest import TOKENIZER_FILE
-from pass_runtime.bundle.read import read_manifest
 from pass_runtime.errors import PassError
 
 PLANS = ("ar", "two-pass", "fused")
@@ -30,13 +31,6 @@ REQUESTS: list[PromptAndOptions] = [
     )
     for i, (plan, sampling) in enumerate(product(PLANS, SAMPLINGS))
 ]
-
-
-def open_on(bundle: Path, device: FakeCuda, slots: int = 2) -> Session:
-    manifest = read_manifest(bundle)
-    options = {"threads": 1, "max_batch_size": slots, "memory": Cuda(device)}
-    backend = OrtBackend(bundle, manifest, "cpu", **options)
-    return Session(manifest, backend, Tokenizer.from_file(str(bundle / TOKENIZER_FILE)))
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +47,12 @@ def captures(expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> Fake
 @pytest.fixture
 def session(adapter_bundle: Path, captures: FakeCaptures) -> Iterator[Session]:
     device = FakeCuda()
-    with open_on(adapter_bundle, device) as session:
+    with ort_session_on(device, adapter_bundle) as session:
         yield session
     assert not device.allocations and not device.streams
 
 
-def test_a_run_that_captures_writes_its_tokens_once(
-    session: Session, captures: FakeCaptures, expected: list[list[int]]
-):
+def test_a_run_that_captures_writes_its_tokens_once(session, captures, expected):
     """Such a run runs the tail three times, and each time the tail moves the window on."""
     assert [session.generate_ids(*each).result().token_ids for each in REQUESTS] == expected
     assert captures.replays > 50 and captures.eager == 0
@@ -76,9 +68,7 @@ def test_captured_batches_write_the_same_tokens(session: Session, expected: list
 
 
 @pytest.mark.slow
-def test_captures_change_no_token_with_the_rejection_rule(
-    tiny_model: Path, tmp_path: Path, monkeypatch
-):
+def test_captures_change_no_token_with_the_rejection_rule(tiny_model, tmp_path, monkeypatch):
     bundle = export_bundle(tiny_model, tmp_path / "bundle", lookahead=2, rule="rejection")
     options = [
         GenerateOptions(24, SamplingParams(1.0, seed=3), plan=plan, ignore_eos=True)
@@ -86,7 +76,7 @@ def test_captures_change_no_token_with_the_rejection_rule(
     ]
 
     def written() -> list[list[int]]:
-        with open_on(bundle, FakeCuda()) as session:
+        with ort_session_on(FakeCuda(), bundle) as session:
             return [session.generate_ids([5, 6, 7], each).result().token_ids for each in options]
 
     expected = written()
@@ -106,9 +96,7 @@ def test_the_session_runs_all_graphs_in_one_thread(session: Session, captures: F
 
 
 @pytest.mark.parametrize("refused", ["trunk", "tail"])
-def test_a_failed_capture_fails_no_request(
-    session: Session, captures: FakeCaptures, expected: list[list[int]], caplog, refused: str
-):
+def test_a_failed_capture_fails_no_request(session, captures, expected, caplog, refused):
     """What the failed runs overwrote is restored, and the reason is logged."""
     captures.refused = (refused,)
     assert [session.generate_ids(*each).result().token_ids for each in REQUESTS] == expected
@@ -120,11 +108,9 @@ def test_a_failed_capture_fails_no_request(
     assert sorted(line.split(" ")[0] for line in lines) == sorted(uncaptured)
 
 
-def test_a_device_error_in_a_capture_closes_the_session(
-    adapter_bundle: Path, captures: FakeCaptures, monkeypatch
-):
+def test_a_device_error_in_a_capture_closes_the_session(adapter_bundle, captures, monkeypatch):
     device = FakeCuda()
-    session = open_on(adapter_bundle, device)
+    session = ort_session_on(device, adapter_bundle)
 
     def lose_device(*_arguments: object) -> None:
         device.sticky_error = 700

@@ -48,9 +48,7 @@ def graph(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_a_graph_that_cannot_be_captured_runs_uncaptured(
-    graph: Path, monkeypatch, caplog, refusals: int
-):
+def test_a_graph_that_cannot_be_captured_runs_uncaptured(graph, monkeypatch, caplog, refusals):
     """ONNX Runtime's first error is the reason, which is logged and kept."""
     session = FakeSession(monkeypatch, refusals)
     assert open_session(graph, "cuda") is session

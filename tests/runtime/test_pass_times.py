@@ -168,21 +168,6 @@ def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
     assert padded.untimed("greedy", 1, 12) == []
 
 
-def test_a_large_batch_with_one_timed_width_is_estimated_as_a_window(tiny_bundle):
-    """With one width alone, wider passes would seem to cost nothing more."""
-    sizes = replace(ABLE, capacities=(768,), batch_sizes=(1, 32, 33))
-    auto = Auto(read_manifest(tiny_bundle).lookahead, sizes)
-    tuner = timed(auto, "greedy", 33, time_pass=time_by_width)
-    assert tuner is not None and auto.is_timed("greedy", 33) and not auto.is_timed("greedy", 32)
-    assert [*tuner.times_by_batch] == [1]
-    assert tuner.pass_seconds(verify_window(4), 33) > 4 * tuner.pass_seconds(ar_window(), 33)
-    timed(auto, "greedy", 32, time_pass=time_by_width)  # one and two rows a slot
-    assert tuner.times(32).timed_widths == [32, 64]
-    for window in (verify_window(4), draft_window(4), fused_window([4] * 5)):
-        assert tuner.pass_seconds(window, 32) == pytest.approx(32 * window.width + 0.1, rel=0.01)
-    assert tuner.decide(6, 32).plan.name == tuner.decide(6, 33).plan.name == "ar"
-
-
 def test_tokens_beyond_the_capacity_are_refused():
     with pytest.raises(ValueError, match="257 tokens do not fit a KV capacity of 256"):
         Capabilities("cpu", 50, (64, 256), (1,)).capacity(257)
@@ -191,15 +176,6 @@ def test_tokens_beyond_the_capacity_are_refused():
 HEAD = Machine(
     lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
 )
-
-
-@pytest.mark.parametrize("tile", [8, 16])
-def test_windows_that_fill_tiles_are_timed(tile):
-    machine = Machine(tiled(1.0, tile, 0.5))
-    times = machine.times()
-    for window in (fused_window([2, 2, 1]), fused_window([3] * 4)):
-        assert window.width % 8 == 0
-        assert times.seconds(shape_of(window)) == pytest.approx(machine.seconds(window))
 
 
 def test_estimates_are_those_of_the_cpp_runtime():
@@ -269,38 +245,6 @@ def test_any_recorded_time_changes_estimates_by_little(machine, passes, seed):
         for each, old in zip((ar_window(), window), before, strict=True):
             assert 0 < times.seconds(shape_of(each)) < math.inf
             assert 0.9 * old < times.seconds(shape_of(each)) < 1.1 * old
-
-
-@QUICK
-@given(machine=MACHINES, windows=st.lists(WINDOWS, min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_estimates_converge_to_what_passes_take(machine, windows, seed):
-    """The pauses of one pass in 30 change the estimates by some percent only."""
-    chance, paused = random.Random(seed), replace(machine, pauses=1 / 30)
-    times = machine.times(chance=random.Random(seed))
-    for window in [ar_window(), *windows] * 60:
-        times.record(shape_of(window), machine.seconds(window) * paused.factor(chance))
-    for window in (ar_window(), *windows):
-        mean = machine.seconds(window) * (1 + 0.8 * machine.noise)
-        assert times.seconds(shape_of(window)) == pytest.approx(mean, rel=0.12)
-
-
-@QUICK
-@given(machine=MACHINES, window=WINDOWS, slower=st.floats(1.3, 4.0), seed=st.integers(0, 99))
-def test_a_machine_that_became_slower_makes_every_pass_slower(machine, window, slower, seed):
-    """Passes with other windows are expected to be slower too, so that the window stays the
-    best."""
-    chance = random.Random(seed)
-    times, wide = machine.times(chance=chance), shape_of(verify_window(4))
-    for _ in range(40):
-        times.record(shape_of(window), machine.seconds(window) * machine.factor(chance))
-    ratio = times.seconds(wide) / times.seconds(shape_of(ar_window()))
-    for _ in range(60):
-        times.record(shape_of(window), slower * machine.seconds(window) * machine.factor(chance))
-    assert times.seconds(shape_of(window)) == pytest.approx(
-        slower * machine.seconds(window), rel=0.2
-    )
-    later_ratio = times.seconds(wide) / times.seconds(shape_of(ar_window()))
-    assert later_ratio == pytest.approx(ratio, rel=0.25)
 
 
 @QUICK

@@ -38,7 +38,7 @@ SAMPLED = SamplingParams(0.9, 30, 0.9, seed=3, repetition_penalty=1.2, logit_bia
 OPTIONS = {
     "plain": GenerateOptions(6, plan="ar"),
     "auto": GenerateOptions(6),
-    "logprobs": GenerateOptions(6, logprobs=2, plan="fused", sampling=SAMPLED),
+    "logprobs": GenerateOptions(6, SAMPLED, plan="fused", logprobs=2, prompt_logprobs=1),
     "constraint": GenerateOptions(6, constraint=Constraint(regex="[a-z ]{3,}")),
     "bad words": GenerateOptions(6, bad_words=["a", "the"], min_tokens=2, cache_salt="salt"),
     "stop token": GenerateOptions(300, stop_token_ids=range(2, 320)),
@@ -59,7 +59,8 @@ def copied(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 def assert_same_result(made: Generation, result: Generation) -> None:
     assert type(made) is type(result) and made is not result
     assert made.as_dict() == result.as_dict()
-    for name in ("tokens", "stats", "submitted", "finish_reason", "stop_reason", "done"):
+    assert made.done
+    for name in ("tokens", "stats", "submitted", "finish_reason", "stop_reason", "prompt_logprobs"):
         assert getattr(made, name) == getattr(result, name), name
     assert made.result() is made
     with pytest.raises(PassError, match="read to its end already"):
@@ -67,9 +68,7 @@ def assert_same_result(made: Generation, result: Generation) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_copy_of_a_result_has_all_of_it(
-    session: Session, copied: Callable[[Any], Any], options: GenerateOptions
-):
+def test_a_copy_of_a_result_has_all_of_it(session, copied, options):
     result = session.generate(PROMPT, options).result()
     assert_same_result(copied(result), result)
     assert_same_result(copied(copied(result)), result)
@@ -112,27 +111,18 @@ def raise_queue_full() -> None:
 
 
 @pytest.mark.slow
-def test_another_process_sends_results_and_errors(session: Session, random_bundle: Path):
+def test_a_worker_of_a_pool_returns_results_and_errors(session: Session, random_bundle: Path):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        for name in ("logprobs", "constraint"):
-            result = session.generate(PROMPT, OPTIONS[name]).result()
-            made = pool.submit(answer, random_bundle, OPTIONS[name]).result()
-            assert (made.text, made.token_ids) == (result.text, result.token_ids)
-            assert made.finish_reason == result.finish_reason
+        result = session.generate(PROMPT, OPTIONS["constraint"]).result()
+        made = pool.submit(answer, random_bundle, OPTIONS["constraint"]).result()
+        assert (made.text, made.token_ids) == (result.text, result.token_ids)
         with pytest.raises(QueueFull, match=r"^3 requests are waiting already"):
             pool.submit(raise_queue_full).result()
-        with pytest.raises(PassError, match=r"^a Session can be neither pickled nor copied"):
-            pool.submit(id, session).result()
 
 
 @pytest.mark.parametrize(
     "error",
-    [
-        PassError("one line"),
-        QueueFull(3, 2, 1),
-        TooManyConstraints(),
-        ConstraintStopped("it takes too long"),
-    ],
+    [PassError("one"), QueueFull(3, 2, 1), TooManyConstraints(), ConstraintStopped("too long")],
     ids=lambda error: type(error).__name__,
 )
 def test_errors_are_copied(error: PassError, copied: Callable[[Any], Any]):
@@ -167,25 +157,17 @@ OF_ONE_PROCESS: dict[str, Callable[[Session], Any]] = {
     "its backend": lambda session: session.backend,
     "a tuner": lambda session: session.tuner(SamplingParams()),
     "places": lambda session: session.reserve(1),
-}
-HOLDS_SUCH: dict[str, Callable[[Session], Any]] = {
+    # Shallow copies of these share what they hold.
     "a constraint": lambda session: session.request((5,), OPTIONS["constraint"]),
     "bad words": lambda session: session.request((5,), OPTIONS["bad words"]),
 }
-"""Shallow copies share what they hold."""
 
 
-@pytest.mark.parametrize(
-    ("value_of", "how"),
-    [
-        *((value_of, how) for value_of in OF_ONE_PROCESS.values() for how in COPIES),
-        *((value_of, how) for value_of in HOLDS_SUCH.values() for how in ("pickle", "deepcopy")),
-    ],
-)
-def test_what_belongs_to_a_process_says_so(
-    session: Session, value_of: Callable[[Session], Any], how: str
-):
-    value = value_of(session)
+@pytest.mark.parametrize("name", OF_ONE_PROCESS)
+def test_what_belongs_to_a_process_says_so(session: Session, name: str):
+    value = OF_ONE_PROCESS[name](session)
     message = r"^a \w+ can be neither pickled nor copied: load the bundle in each process, .*$"
-    with pytest.raises(PassError, match=message):
-        COPIES[how](value)
+    for how, copied in COPIES.items():
+        if how != "copy" or name not in ("a constraint", "bad words"):
+            with pytest.raises(PassError, match=message):
+                copied(value)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizer_kinds import byte_fallback, byte_level, metaspace
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pass_runtime.errors import PassError
@@ -19,42 +20,26 @@ from pass_server.turns import marker_terminals
 
 LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFG0123456789.,!?{}[]\":'-_()<>/|\n"))
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
-END = 2
 MARKS = ("</s>", "<|im_end|>", "<think>", "<s>")
 """The added tokens that constraints of the tests spell."""
 
 
-def byte_level() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {word: i for i, word in enumerate([*SPECIAL, *alphabet, "im", "Ġa"])}
-    tokenizer = Tokenizer(models.BPE(vocab, [("i", "m"), ("Ġ", "a")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def byte_fallback() -> Tokenizer:
-    words = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
-    tokenizer = Tokenizer(
-        models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
-    )
+def prepending() -> Tokenizer:
+    """As Llama 2 has it: a space before every text."""
+    tokenizer = byte_fallback(LETTERS)
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*joined, decoders.Strip(" ", 1, 0)])
     return tokenizer
 
 
-def metaspace() -> Tokenizer:
-    words = [*SPECIAL, "▁", *LETTERS]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>"))
+def spaced() -> Tokenizer:
+    tokenizer = metaspace(words=LETTERS)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
     return tokenizer
 
 
 def unigram() -> Tokenizer:
-    pieces = [(word, -1.0) for word in (*SPECIAL, "▁", *LETTERS)]
+    pieces = [(word, -1.0) for word in ("<unk>", "▁", *LETTERS)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -62,28 +47,29 @@ def unigram() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    words = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    words = ["<unk>", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
     return tokenizer
 
 
-KINDS = (byte_level, byte_fallback, metaspace, unigram, word_piece)
+KINDS = (byte_level, prepending, spaced, unigram, word_piece)
 
 
-def with_added_tokens(make) -> Tokenizer:
+def with_added_tokens(make) -> tuple[Tokenizer, int]:
+    """Return a tokenizer and the id of its end token."""
     tokenizer = make()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
-    return tokenizer
+    return tokenizer, tokenizer.token_to_id("</s>")
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
 def tokenizer_and_grammars(request):
-    tokenizer = with_added_tokens(request.param)
+    tokenizer, end = with_added_tokens(request.param)
     # Models may have more ids than their tokenizers, here 5.
-    grammars = Grammars(tokenizer, tokenizer.get_vocab_size() + 5, [END])
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size() + 5, [end])
     yield tokenizer, grammars
     grammars.close()
 
@@ -91,9 +77,9 @@ def tokenizer_and_grammars(request):
 def write_at_random(tokenizer_and_grammars, constraint: Constraint) -> tuple[list[int], str]:
     tokenizer, grammars = tokenizer_and_grammars
     state, chance = grammars.start(constraint), random.Random(1)
-    size = tokenizer.get_vocab_size() + 5
+    size, end = tokenizer.get_vocab_size() + 5, tokenizer.token_to_id("</s>")
     tokens: list[int] = []
-    table = PlainTokenizer(tokenizer, size, [END]).tokens
+    table = PlainTokenizer(tokenizer, size, [end]).tokens
     while len(tokens) < 400:
         forced = state.forced()
         allowed = np.zeros((1, -(-size // 32)), np.uint32)
@@ -103,7 +89,7 @@ def write_at_random(tokenizer_and_grammars, constraint: Constraint) -> tuple[lis
         # A forced token is the only one that is allowed.
         assert not forced or choices == [forced[0]]
         token = chance.choice(choices)
-        if token == END:
+        if token == end:
             break
         tokens.append(token)
         state.advance(token)
@@ -128,8 +114,6 @@ SPELLINGS = {
     "grammar": lambda mark: ({"grammar": f'start: "a" "{mark}"'}, "a" + mark),
     "schema in grammar": lambda m: ({"grammar": f'start: %json {{"const": "{m}"}}'}, f'"{m}"'),
 }
-
-
 """By kind: makes of a mark the fields of a constraint, and the only text that it allows."""
 
 
@@ -160,14 +144,14 @@ def test_an_added_token_that_a_grammar_names_is_written_as_that_token(tokenizer_
 @given(st.text(st.sampled_from([*LETTERS, " ", "é", "\U0001f600"]), max_size=20))
 def test_the_tokens_of_a_text_have_its_bytes(make, text):
     """A text is tokenized up to the first byte without a token."""
-    tokenizer = with_added_tokens(make)
-    plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
+    tokenizer, end = with_added_tokens(make)
+    plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [end])
     ids = plain(text)
     assert text.encode().startswith(b"".join(plain.tokens[token] for token in ids))
     assert not set(ids) & set(plain.special_token_ids)
     before = tokenizer.encode("a", add_special_tokens=False).ids
     decoded = tokenizer.decode([*before, *ids]).removeprefix(tokenizer.decode(before))
-    if make in (byte_level, byte_fallback):
+    if make in (byte_level, prepending):
         assert decoded == text
     else:
         assert text.startswith(decoded)
@@ -190,9 +174,9 @@ def test_a_character_that_no_tokens_spell_is_refused(tokenizer_and_grammars):
 
 def test_a_choice_that_no_tokens_spell_is_refused_by_name():
     """Without a decoder, the tokens of words begin with the mark of a space."""
-    tokenizer = with_added_tokens(metaspace)
+    tokenizer, end = with_added_tokens(spaced)
     tokenizer.decoder = None
-    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [END])
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), [end])
     message = "the choice is not valid: the model has no token that could follow"
     with pytest.raises(PassError, match=message):
         grammars.start(Constraint(choice=["yes", "no"]))
@@ -200,9 +184,9 @@ def test_a_choice_that_no_tokens_spell_is_refused_by_name():
 
 
 def test_added_tokens_of_white_space_or_of_text_without_other_tokens_are_text():
-    tokenizer = with_added_tokens(metaspace)
+    tokenizer, end = with_added_tokens(spaced)
     tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("é", normalized=False)])
-    plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [END])
+    plain = PlainTokenizer(tokenizer, tokenizer.get_vocab_size(), [end])
     spaces, letter = tokenizer.token_to_id("  "), tokenizer.token_to_id("é")
     assert not {spaces, letter} & set(plain.special_token_ids)
     assert tokenizer.token_to_id("<think>") in plain.special_token_ids

@@ -48,20 +48,13 @@ def group_rows(window: Window) -> list[range]:
 
 @QUICK
 @given(window=any_window())
-def test_a_row_sees_itself_and_its_ancestors_only(window):
-    mask = window.window_mask
-    assert mask.dtype == np.bool_
-    assert mask.shape == (window.width, window.width)
+def test_a_row_sees_itself_and_its_ancestors_only_as_many_as_its_position_says(window):
+    mask, positions = window.window_mask, window.row_position
+    assert (mask.dtype, mask.shape) == (np.bool_, (window.width, window.width))
     for i in range(window.width):
         assert set(np.flatnonzero(mask[i])) == ancestors(window, i)
-
-
-@QUICK
-@given(window=any_window())
-def test_a_rows_position_is_how_many_other_rows_it_sees(window):
-    assert window.row_position.dtype == np.int64
-    assert window.row_position.tolist() == [row.depth for row in window.rows]
-    assert window.row_position.tolist() == (window.window_mask.sum(1) - 1).tolist()
+    assert positions.dtype == np.int64
+    assert positions.tolist() == [row.depth for row in window.rows] == (mask.sum(1) - 1).tolist()
 
 
 @QUICK
@@ -78,17 +71,12 @@ def test_rows_stand_in_order_root_drafts_groups(window):
 
 @QUICK
 @given(window=any_window())
-def test_drafts_are_a_causal_chain(window):
+def test_drafts_are_a_causal_chain_and_a_group_sees_the_drafts_before_it(window):
     """Row i must be at position i, because accepted K/V stay where the row wrote them."""
     chain = 1 + window.drafts
     assert np.array_equal(window.window_mask[:chain, :chain], np.tri(chain, dtype=bool))
     assert not window.window_mask[:chain, chain:].any()
     assert window.row_position[:chain].tolist() == list(range(chain))
-
-
-@QUICK
-@given(window=any_window())
-def test_a_group_sees_the_root_the_drafts_before_it_and_itself(window):
     for drafts, rows in enumerate(group_rows(window)):
         for i, row in enumerate(rows):
             seen = set(np.flatnonzero(window.window_mask[row]))
@@ -188,11 +176,8 @@ def test_impossible_groups_are_refused(shape):
         make_plan(f"fused:{shape}", 4)
 
 
-def test_two_pass_alternates_draft_and_verify():
+def test_two_pass_alternates_and_no_lookahead_is_plain_decoding():
     assert [window.name for window in make_plan("two-pass", 3).windows] == ["draft-3", "verify-3"]
-
-
-def test_no_lookahead_is_plain_decoding():
     for name in PLAN_NAMES:
         assert (make_plan(name, 0).name, make_plan(name, 0).windows) == ("ar", (ar_window(),))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tail_runs import open_graph, run_graph
 
-from pass_exporter.bundle import write_processors
+from pass_exporter.bundle import write_graph
 from pass_exporter.tails.outputs import build_processors
 from tail_definitions import process_logits
 
@@ -51,5 +51,5 @@ def test_graph_and_numpy_agree_to_the_last_bit(vocab: int, data: st.DataObject):
 
 
 def test_the_graph_of_processors_is_small(tmp_path: Path):
-    graph = write_processors(tmp_path, 49152)
+    graph = write_graph(build_processors(49152), tmp_path / "tail.processors.onnx")
     assert (tmp_path / graph.file).stat().st_size < 20_000

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_sessions import PROMPT, SAMPLINGS, Gpu
-from fake_engines import add_fake_engines
+from engine_sessions import PROMPT, SAMPLINGS, Gpu, add_fake_engines
 from replacing import REPLACEMENTS, copy_bundle, export_again, write_into
 
 from pass_runtime import Constraint, GenerateOptions, PassError, SamplingParams, Session, load
 from pass_runtime import session as session_module
-from pass_runtime.backends.trt.library import LibraryName
 from pass_runtime.bundle.head import HEAD_FILE
 from pass_runtime.bundle.noise import TABLES_FILE
 
@@ -65,9 +63,7 @@ def test_a_session_goes_on_with_the_bundle_that_it_opened(
 
 
 @pytest.mark.parametrize("name", ["trunk.onnx.data", TABLES_FILE, HEAD_FILE])
-def test_a_session_ends_when_somebody_writes_into_a_file_of_its_bundle(
-    bundle: Path, session: Session, name: str
-):
+def test_a_session_ends_when_somebody_writes_into_a_file_of_its_bundle(bundle, session, name):
     write_into(bundle / name)
     assert session.closed
     for _ in range(2):
@@ -88,9 +84,7 @@ def test_requests_under_way_end_with_the_session(bundle: Path, session: Session)
         assert stream.finish_reason == "error"
 
 
-def test_graphs_may_be_written_over(
-    bundle: Path, session: Session, expected: list[list[int]], subset_bundle: Path
-):
+def test_graphs_may_be_written_over(bundle, session, expected, subset_bundle):
     for path in subset_bundle.glob("*.onnx"):
         shutil.copyfile(path, bundle / path.name)
     assert [tokens(session, options) for options in LATER] == expected
@@ -121,9 +115,7 @@ def test_a_bundle_that_is_replaced_while_it_is_opened_is_refused(
 
 
 @pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
-def test_a_session_goes_on_with_the_engines_that_it_opened(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, library: LibraryName
-):
+def test_a_session_goes_on_with_the_engines_that_it_opened(bundle, monkeypatch, library):
     add_fake_engines(bundle, capacity=640, least_width=2, library=library)
     gpu, options = Gpu(bundle, monkeypatch), LATER[:8]
     with gpu.open() as session:
@@ -134,9 +126,7 @@ def test_a_session_goes_on_with_the_engines_that_it_opened(
         assert [tokens(session, each) for each in options] == expected
 
 
-def test_a_session_ends_when_somebody_writes_into_an_engine(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_session_ends_when_somebody_writes_into_an_engine(bundle, monkeypatch):
     add_fake_engines(bundle, capacity=640)
     with Gpu(bundle, monkeypatch).open() as session:
         tokens(session, FIRST)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, chisquare, norm
+from tail_oracle import exact_probabilities
 
 from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
@@ -25,25 +26,6 @@ def spread_logits(vocab: int = 24) -> np.ndarray:
     return np.log(probability[order]).astype(np.float32) + np.float32(2.5)
 
 
-def exact_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    p = np.exp(logits.astype(np.float64) / params.temperature)
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")
-    if params.top_k:
-        p[order[params.top_k :]] = 0
-        p /= p.sum()
-    kept, mass = [], 0.0
-    for token in order:
-        if mass >= params.top_p and params.top_p < 1:
-            break
-        kept.append(token)
-        mass += p[token]
-    cut = np.zeros_like(p)
-    cut[kept] = p[kept]
-    cut[cut < params.min_p * p.max()] = 0
-    return cut / cut.sum()
-
-
 def draw_tokens(
     draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS
 ) -> np.ndarray:
@@ -57,8 +39,7 @@ def draw_tokens(
 def frequency_pvalue(
     draw: Draw, logits: np.ndarray, params: SamplingParams, positions: int = POSITIONS
 ) -> float:
-    """Return twice the lower p-value of chi-square, which sees a bias of many tokens, and of the
-    largest deviation of one token."""
+    """Of chi-square, which sees a bias of many tokens, and of the largest deviation of one."""
     probability = exact_probabilities(logits, params)
     counts = np.bincount(draw_tokens(draw, logits, params, positions), minlength=len(logits))
     assert counts[probability == 0].sum() == 0, "a removed token was drawn"
@@ -75,13 +56,16 @@ def frequency_pvalue(
     return float(min(1.0, 2 * min(single, chisquare(counts, expected).pvalue)))
 
 
-def dependence_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, lag: int) -> float:
-    tokens = draw_tokens(draw, logits, params)
+def dependence_pvalue(first: np.ndarray, second: np.ndarray, logits: np.ndarray, params) -> float:
     vocab = len(logits)
-    pairs = np.bincount(tokens[:-lag] * vocab + tokens[lag:], minlength=vocab * vocab)
-    pairs = pairs.reshape(vocab, vocab)
+    pairs = np.bincount(first * vocab + second, minlength=vocab**2).reshape(vocab, vocab)
     common = exact_probabilities(logits, params) > 0.02  # so that all cells have > 100 counts
     return float(chi2_contingency(pairs[common][:, common]).pvalue)
+
+
+def lag_pvalue(draw: Draw, logits: np.ndarray, params: SamplingParams, lag: int) -> float:
+    tokens = draw_tokens(draw, logits, params)
+    return dependence_pvalue(tokens[:-lag], tokens[lag:], logits, params)
 
 
 CASES = {
@@ -125,7 +109,7 @@ def test_frequencies_with_a_large_vocabulary(params, positions):
     "params", [CASES["plain"], CASES["top-k and top-p"]], ids=["plain", "truncated"]
 )
 def test_positions_are_independent(params, lag):
-    assert dependence_pvalue(sample, spread_logits(), params, lag) > SOUND
+    assert lag_pvalue(sample, spread_logits(), params, lag) > SOUND
 
 
 @pytest.mark.slow
@@ -133,10 +117,7 @@ def test_seeds_are_independent():
     logits = spread_logits()
     requests = [SamplingParams(temperature=1.0, seed=seed) for seed in (1, 2)]
     first, second = (draw_tokens(sample, logits, params) for params in requests)
-    common = exact_probabilities(logits, CASES["plain"]) > 0.02
-    vocab = len(logits)
-    pairs = np.bincount(first * vocab + second, minlength=vocab**2).reshape(vocab, vocab)
-    assert chi2_contingency(pairs[common][:, common]).pvalue > SOUND
+    assert dependence_pvalue(first, second, logits, CASES["plain"]) > SOUND
 
 
 def tilted(logits: np.ndarray, positions: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -165,7 +146,7 @@ def test_repeated_noise_is_caught(lag, repeat):
     def repeating(logits, positions, params):
         return sample(logits, repeat(positions), params)
 
-    assert dependence_pvalue(repeating, spread_logits(), CASES["plain"], lag) < BIASED
+    assert lag_pvalue(repeating, spread_logits(), CASES["plain"], lag) < BIASED
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from reciting import ENDLESS, assert_idle, engine_of
 
 from pass_runtime import GenerateOptions, SamplingParams
+from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.session import load
 
 PROMPT = list(range(20, 130))  # more than a chunk
@@ -105,3 +108,36 @@ def test_a_failed_read_of_the_prompt_fails_its_request_only(tiny_bundle, expecte
         with pytest.raises(RuntimeError, match="broken"):
             first.result()
         assert [stream.result().token_ids for stream in others] == expected[1:3]
+
+
+@pytest.fixture(scope="module")
+def without_cache(tiny_bundle):
+    with load(tiny_bundle, "cpu", threads=1, prefix_cache=False) as session:
+        yield session
+
+
+def test_the_block_that_ends_with_the_root_is_not_reused(without_cache):
+    """The root, the last token of the prompt, must run to predict the next token."""
+    prompt = list(range(20, 68))
+    options = GenerateOptions(5, plan="ar", reuse_prefix=True, ignore_eos=True)
+    streams = [without_cache.generate_ids(prompt, options).result() for _ in range(2)]
+    assert [stream.stats.cached_tokens for stream in streams] == [0, 32]
+    assert streams[0].token_ids == streams[1].token_ids
+
+
+def test_entries_of_rejected_drafts_and_lookahead_rows_are_not_reused(without_cache):
+    """After a request that ended early, and with another plan."""
+    prompt = list(range(120, 160))
+    running = without_cache.generate_ids(prompt, ENDLESS)
+    next(running)
+    next(running)
+    running.cancel()
+    assert running.result().finish_reason == "cancelled"
+    prompt = [*prompt[:35], 200, 201]
+    options = GenerateOptions(15, plan="ar", ignore_eos=True, reuse_prefix=True)
+    reused = without_cache.generate_ids(prompt, options).result()
+    fresh = without_cache.generate_ids(prompt, replace(options, reuse_prefix=False)).result()
+    assert (reused.stats.cached_tokens, fresh.stats.cached_tokens) == (32, 0)
+    written = (reused.token_ids, fresh.token_ids)
+    difference = first_difference(without_cache, prompt, options, *written)
+    assert difference is None or difference.is_near_tie, difference

@@ -232,23 +232,6 @@ def test_expressions_of_a_template_see_the_text_of_a_message(expression):
         assert special_ids(fast, ids) == fast.convert_tokens_to_ids(["<s>", "<|im_end|>"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(data=st.data())
-def test_a_template_that_slices_messages_writes_the_only_special_tokens(kind, data):
-    fast = KINDS[kind]
-    messages = data.draw(conversations(st.one_of(embedded, harmless)))
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.content[:7] ~ m.content | length ~ "
-        "m.content[-7:] | trim }}{{ m.content | tojson(true) }}<|im_end|>{% endfor %}"
-    )
-    ids = encoded(fast, messages, template)
-    if not any(token in message["content"] for message in messages for token in SPECIAL):
-        assert ids == fast.apply_chat_template(messages, chat_template=template, return_dict=False)
-    start, end = (fast.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>"))
-    assert special_ids(fast, ids) == [start, end] * len(messages)
-
-
 @pytest.mark.parametrize("special", ["<|im_end|>", "</s>"])
 def test_a_special_token_of_the_template_between_parts_of_special_text(special):
     fast = KINDS["byte-level"]

@@ -19,10 +19,7 @@ def two_pass_stats(accepted: list[int], lookahead: int = 4) -> Stats:
 
 def test_figures_of_two_pass_plans():
     stats = two_pass_stats([4, 0, 2, 2, 1])
-    assert stats.passes == 10
-    assert stats.steps == 5
-    assert stats.drafted == 20
-    assert stats.accepted == 9
+    assert (stats.passes, stats.steps, stats.drafted, stats.accepted) == (10, 5, 20, 9)
     # A token per draft pass, the accepted drafts, and a bonus token per verify pass.
     assert stats.emitted == 5 + 9 + 5
     assert stats.tau == pytest.approx(1.9)
@@ -34,12 +31,11 @@ def test_figures_of_two_pass_plans():
 
 def test_plain_decoding_has_no_steps():
     stats = Stats()
+    assert stats.tau == stats.draft_acceptance_rate == 0
     for _ in range(7):
         stats.record(0, 1)
-    assert (stats.passes, stats.steps, stats.tau) == (7, 0, 1.0)
-    assert stats.mean_acceptance_length == 1.0
-    assert stats.acceptance_per_position == []
-    assert stats.acceptance_histogram == []
+    assert (stats.passes, stats.steps, stats.tau, stats.mean_acceptance_length) == (7, 0, 1, 1)
+    assert stats.acceptance_per_position == stats.acceptance_histogram == []
 
 
 def test_narrower_windows_count_as_windows_of_the_requested_lookahead():
@@ -51,22 +47,15 @@ def test_narrower_windows_count_as_windows_of_the_requested_lookahead():
     assert stats.acceptance_histogram == [0, 1, 0, 1]
     assert stats.acceptance_per_position == pytest.approx([1.0, 0.5, 0.5])
     assert stats.acceptance_of_tried == [1.0, 1.0, 1.0]
-
-
-def test_a_draft_that_was_never_tried_has_no_acceptance_rate():
     stats = two_pass_stats([])
     stats.record(1, 1)
     stats.record(2, 2)
-    assert stats.acceptance_of_tried == [0.5, 0.0, None, None]
-
-
-def test_figures_before_the_first_pass_are_0():
-    stats = Stats()
-    assert stats.tau == stats.draft_acceptance_rate == stats.decode_tokens_per_second == 0
+    assert stats.acceptance_of_tried == [0.5, 0.0, None, None]  # two drafts were never tried
 
 
 def test_tokens_after_a_stop_string_do_not_count_in_tokens_per_second():
     stats = two_pass_stats([4])
+    assert stats.decode_tokens_per_second == 0
     stats.generated_tokens, stats.decode_seconds = 3, 0.5
     assert stats.emitted == 6
     assert stats.decode_tokens_per_second == pytest.approx(6.0)

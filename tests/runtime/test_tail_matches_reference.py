@@ -9,6 +9,7 @@ from tail_oracle import NEAR_TIE, group_at, oracle_samples, plant_drafts, sampli
 from tail_runs import POSITIONS, PRUNED, WINDOWS, run_tail
 
 from pass_exporter.tails.match import build_tail
+from pass_exporter.tails.rejection import build_rejection_tail
 from pass_runtime.bundle.reference import gumbel_scores
 from pass_runtime.bundle.sampling import SAMPLERS, SamplingParams
 from pass_runtime.bundle.window import Window, fused_window
@@ -86,61 +87,57 @@ def test_a_draft_behind_a_wrong_or_missing_one_is_not_accepted(wrong):
     assert out["next_ids"].tolist() == [[5, 5, 5, 24, 25, 24]]
 
 
+def drawn(sampler: str, logits: np.ndarray, params: list[SamplingParams]) -> list[int]:
+    """Return the tokens of a plain pass after n tokens for request n. logits: [B,V]"""
+    ids = np.zeros((len(params), 1), np.int64)
+    logits = logits[:, None].astype(np.float32)
+    out = run_tail(WINDOWS[0], sampler, logits, ids, np.arange(len(params)), params)
+    return out["emitted"][:, 0].tolist()
+
+
 @pytest.mark.parametrize("level", [3.0, -3.0, 0.0])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_temperature_0_is_argmax_and_the_lower_id_wins_a_tie(sampler, level):
-    logits = np.full((24, 1, 37), level - 5, np.float32)
+    logits = np.full((24, 37), level - 5)
     for b in range(24):
-        logits[b, 0, [b, b + 3, b + 9]] = level
+        logits[b, [b, b + 3, b + 9]] = level
     params = [SamplingParams(0.0, seed=b) for b in range(24)]
-    out = run_tail(WINDOWS[0], sampler, logits, np.zeros((24, 1), np.int64), np.arange(24), params)
-    assert out["emitted"][:, 0].tolist() == list(range(24))
+    assert drawn(sampler, logits, params) == list(range(24))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_temperature_0_draws_the_larger_of_two_neighbouring_floats(sampler):
     """Although its token has the higher id, which loses a tie."""
     lower = np.random.default_rng(4).uniform(1, 16, 100).astype(np.float32)
-    logits = np.zeros((100, 1, 37), np.float32)
-    logits[:, 0, 5], logits[:, 0, 9] = lower, np.nextafter(lower, np.float32(100))
+    logits = np.zeros((100, 37), np.float32)
+    logits[:, 5], logits[:, 9] = lower, np.nextafter(lower, np.float32(100))
     params = [SamplingParams(0.0, seed=b) for b in range(100)]
-    out = run_tail(
-        WINDOWS[0], sampler, logits, np.zeros((100, 1), np.int64), np.arange(100), params
-    )
-    assert (out["emitted"] == 9).all()
+    assert drawn(sampler, logits, params) == [9] * 100
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-25, 1e-35, 1e-40])
 @pytest.mark.parametrize("sampler", ["sample", "truncated"])
 def test_a_tiny_temperature_is_argmax(sampler, temperature):
-    logits = np.random.default_rng(2).normal(0, 30, (20, 1, 37)).astype(np.float32)
+    logits = np.random.default_rng(2).normal(0, 30, (20, 37)).astype(np.float32)
     top_k = 5 if sampler == "truncated" else 0
     params = [SamplingParams(temperature, top_k, seed=b) for b in range(20)]
-    out = run_tail(WINDOWS[0], sampler, logits, np.zeros((20, 1), np.int64), np.arange(20), params)
-    best = logits[:, 0].argmax(-1).tolist()
-    assert out["emitted"][:, 0].tolist() == best
-    assert [oracle_samples(WINDOWS[0], logits[b], b, params[b])[0] for b in range(20)] == best
+    best = logits.argmax(-1).tolist()
+    assert drawn(sampler, logits, params) == best
+    assert [oracle_samples(WINDOWS[0], logits[b, None], b, params[b])[0] for b in range(20)] == best
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 36, 37, 38, 1024])
 def test_ties_at_the_edge_of_top_k_are_all_kept(top_k):
-    logits = np.zeros((400, 1, 37), np.float32)
-    logits[:, 0, 30:] = -1
-    params = [SamplingParams(1.0, top_k, seed=b) for b in range(400)]
-    out = run_tail(
-        WINDOWS[0],
-        "truncated",
-        logits,
-        np.zeros((400, 1), np.int64),
-        np.zeros(400, np.int64),
-        params,
-    )
-    assert set(out["emitted"][:, 0].tolist()) == set(range(30 if top_k <= 30 else 37))
+    logits = np.zeros((400, 37))
+    logits[:, 30:] = -1
+    tokens = drawn("truncated", logits, [SamplingParams(1.0, top_k, seed=b) for b in range(400)])
+    assert set(tokens) == set(range(30 if top_k <= 30 else 37))
 
 
+@pytest.mark.parametrize("build", [build_tail, build_rejection_tail])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.name)
-def test_outputs_may_lie_in_the_memory_of_the_inputs(window, sampler):
-    graph = build_tail(window, sampler, 24).graph
+def test_outputs_may_lie_in_the_memory_of_the_inputs(window, sampler, build):
+    graph = build(window, sampler, 24).graph
     assert "length" in [value.name for value in graph.inputs]
     assert not late_readers(graph)

@@ -9,14 +9,6 @@ from tokenizers import Tokenizer
 from pass_runtime.generation import Generation
 from pass_runtime.options import GenerateOptions
 
-TEXTS = {
-    "emoji": "a👩‍👩‍👧 b🇺🇳 c😀😀",
-    "cjk": "世界你好，日本語テキスト",
-    "combining": "e\u0301 o\u0308\u0323 नमस्ते ไทย",
-    "mixed": "Über Straßen 12345 naïve — «café» 𝔘𝔫𝔦",
-    "literal replacement": "a\ufffdb",
-    "spaces": "  two  spaces\n\n\ttab ",
-}
 PLANS = [("ar", 0), ("two-pass", 1), ("two-pass", 6)]
 CHARACTERS = st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\ufffd")
 PRINTABLE = st.text(CHARACTERS, max_size=12)
@@ -35,28 +27,16 @@ def say(
     return session.generate(list(prompt), GenerateOptions(**options))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("plan", "lookahead"), PLANS)
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_pieces_hold_whole_characters(tiny_bundle, tokenizer, text, plan, lookahead):
-    ids = tokenizer.encode(text).ids
-    generation = say(tiny_bundle, ids, plan=plan, lookahead=lookahead)
-    pieces = list(generation)
-    joined = "".join(piece.text for piece in pieces)
-    assert generation.text == joined == tokenizer.decode(ids) == text
-    assert generation.token_ids == [*ids, EOS]
-    assert [token for piece in pieces for token in piece.token_ids] == [*ids, EOS]
-    if "\ufffd" not in text:
-        assert not any("\ufffd" in piece.text for piece in pieces)
-        assert len(ids) > len(text) or text.isascii(), "the fixture no longer splits characters"
-
-
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(text=PRINTABLE, before=PRINTABLE, plan=st.sampled_from(PLANS))
 def test_after_any_prompt_only_the_answer_is_shown(tiny_bundle, tokenizer, text, before, plan):
     prompt = [BOS, *tokenizer.encode(before).ids]
-    generation = say(tiny_bundle, tokenizer.encode(text).ids, prompt, *plan).result()
-    assert generation.text == text
+    ids = tokenizer.encode(text).ids
+    generation = say(tiny_bundle, ids, prompt, *plan)
+    pieces = list(generation)
+    assert "".join(piece.text for piece in pieces) == generation.text == text
+    assert not any("\ufffd" in piece.text for piece in pieces)
+    assert [token for piece in pieces for token in piece.token_ids] == [*ids, EOS]
 
 
 def test_an_answer_to_a_prompt_that_ends_within_a_character(tiny_bundle, tokenizer):
@@ -102,23 +82,20 @@ def test_stop_strings_before_min_tokens_are_text(tiny_bundle, tokenizer, plan, l
         assert generation.finish_reason == ("stop" if end in ends else "length")
 
 
-def test_a_stop_that_begins_in_the_prompt_does_not_end_the_answer(tiny_bundle, tokenizer):
-    """The prompt's end and the answer's beginning spell it together."""
-    prompt, answer = tokenizer.encode("END. EN").ids, tokenizer.encode("D. yes").ids
-    assert say(tiny_bundle, answer, prompt, stop=("END.",)).result().text == "D. yes"
-
-
-def test_an_end_of_sequence_before_a_stop_is_why_the_text_ends(tiny_bundle, tokenizer):
-    ids = [*tokenizer.encode("ab").ids, EOS, *tokenizer.encode("STOP").ids]
-    generation = say(tiny_bundle, ids, stop=("STOP",)).result()
-    assert (generation.text, generation.stop_reason) == ("ab", EOS)
-
-
-def test_text_that_might_begin_a_stop_is_shown_at_max_new_tokens(tiny_bundle, tokenizer):
-    ids = tokenizer.encode("abSTO").ids
-    generation = say(tiny_bundle, [*ids, *ids], stop=("STOP",), max_new_tokens=len(ids))
-    assert "".join(piece.text for piece in generation) == generation.text == "abSTO"
-    assert (generation.finish_reason, generation.stop_reason) == ("length", None)
+@pytest.mark.parametrize(
+    ("prompt", "answer", "stop", "text", "reason"),
+    [
+        ("END. EN", "D. yes", "END.", "D. yes", EOS),  # prompt and answer spell it together
+        ("x", "ab<eos>STOP", "STOP", "ab", EOS),
+        ("x", "abSTO", "STOP", "abSTO", None),  # held back until max_new_tokens
+    ],
+)
+def test_texts_that_no_stop_ends(tiny_bundle, tokenizer, prompt, answer, stop, text, reason):
+    ids, prompt = tokenizer.encode(answer).ids, tokenizer.encode(prompt).ids
+    limit = {} if reason == EOS else {"max_new_tokens": len(ids)}
+    generation = say(tiny_bundle, ids, prompt, stop=(stop,), **limit)
+    assert "".join(piece.text for piece in generation) == generation.text == text
+    assert generation.stop_reason == reason
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)

@@ -5,17 +5,13 @@ import gc
 import queue
 import threading
 import time
+from contextlib import aclosing
 
 import pytest
 import reciting
-from reciting import (
-    ENDLESS,
-    TWO_PASS,
-    assert_idle,
-    recited,
-    reciting_session,
-    tokens_of,
-)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reciting import ENDLESS, TWO_PASS, assert_idle, recited, reciting_session, tokens_of
 
 from pass_runtime.decode.sequence import End, SequenceState, Token
 from pass_runtime.errors import PassError
@@ -182,3 +178,61 @@ def test_result_waits_for_the_end_and_not_for_events(held):
     stream._sequence.events = UnwaitedQueue()
     held.go.set()
     assert stream.result().token_ids == recited(1, 12)
+
+
+def read_merged(streams: list[TokenStream]) -> list[tuple[int, list[int] | None]]:
+    """Return all (index of the stream, piece, or None at its end)."""
+
+    async def read():
+        async with aclosing(merged(streams)) as items:
+            return [item async for item in items]
+
+    return asyncio.run(read())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 40), max_size=5), st.integers(1, 3))
+def test_merged_streams_have_every_piece_of_each_in_order(tiny_bundle, lengths, slots):
+    session = reciting_session(tiny_bundle, slots=slots)
+    options = [GenerateOptions(length, plan="two-pass", ignore_eos=True) for length in lengths]
+    items = read_merged([session.generate_ids([5] * (i + 1), o) for i, o in enumerate(options)])
+    for index, length in enumerate(lengths):
+        *pieces, end = [piece for stream, piece in items if stream == index]
+        assert end is None
+        assert [token for piece in pieces for token in piece] == recited(index + 1, length)
+    assert {stream for stream, _ in items} == set(range(len(lengths)))
+    assert_idle(session)
+
+
+def test_pieces_of_merged_streams_alternate(tiny_bundle):
+    session = reciting_session(tiny_bundle, slots=2)
+    options = GenerateOptions(200, plan="ar", ignore_eos=True)
+    items = read_merged([session.generate_ids([5] * n, options) for n in (1, 2)])
+    order = [stream for stream, piece in items if piece is not None]
+    assert order not in (sorted(order), sorted(order, reverse=True))
+
+
+def test_merged_streams_raise_what_ended_one(tiny_bundle):
+    def fail(kind):
+        raise PassError("the pass failed")
+
+    session = reciting_session(tiny_bundle, slots=2)
+    ended = session.generate_ids([5], TWO_PASS).result()
+    session.backend.run = fail  # type: ignore[method-assign]
+    for streams, message in (
+        ([session.generate_ids([5] * n, TWO_PASS) for n in (1, 2)], "the pass failed"),
+        ([ended], "read to its end"),
+    ):
+        with pytest.raises(PassError, match=message):
+            read_merged(streams)
+
+
+def test_pieces_have_the_time_at_which_they_were_written_and_not_read(tiny_bundle):
+    session = reciting_session(tiny_bundle)
+    start = time.perf_counter()
+    generation = session.generate("The quick", GenerateOptions(5, plan="ar", ignore_eos=True))
+    generation._sequence.ended.wait(20)
+    end = time.perf_counter()
+    time.sleep(0.05)
+    times = [piece.written for piece in generation if piece.tokens]
+    assert times == sorted(times) and start < times[0] and times[-1] < end

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import engine_sessions
 import numpy as np
@@ -15,9 +16,9 @@ from engine_sessions import (
     SAMPLINGS,
     Gpu,
     assert_cpu_writes,
+    assert_cpu_writes_all,
     cpu_session,
     run_prompt,
-    submit_together,
     with_engines,
 )
 from fake_cuda import cuda_without_gpu
@@ -26,7 +27,7 @@ from fake_tensorrt import FakeContext, FakeEngine, FakeTensorRT
 from conftest import SilentProgress
 from pass_exporter.config import EngineConfig
 from pass_exporter.engines.compare import compare_engines
-from pass_runtime import GenerateOptions, SamplingParams, Session, load
+from pass_runtime import GenerateOptions, Session, load
 from pass_runtime.backends.base import Batch
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.open import find_engine_library
@@ -47,9 +48,7 @@ def engine_bundle(request, adapter_bundle: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sample", "truncated"])
-def test_every_plan_writes_what_the_cpu_writes(
-    session: Session, engine_bundle: Path, sampling: SamplingParams
-):
+def test_every_plan_writes_what_the_cpu_writes(session, engine_bundle, sampling):
     expected = run_prompt(cpu_session(engine_bundle), sampling).token_ids
     for plan in ("ar", "two-pass", "fused", "auto"):
         assert run_prompt(session, sampling, plan).token_ids == expected, plan
@@ -65,26 +64,24 @@ def test_a_bundle_without_an_adapter(random_bundle: Path, tmp_path: Path, monkey
             assert run_prompt(session, SAMPLINGS[1], plan).token_ids == expected, plan
 
 
-def test_log_probabilities_of_a_prompt_are_those_of_the_cpu(session: Session, engine_bundle: Path):
-    options = GenerateOptions(3, plan="ar", prompt_logprobs=2, ignore_eos=True)
+@pytest.mark.parametrize("plan", ["ar", "two-pass", "fused"])
+def test_log_probabilities_are_those_of_the_cpu(session: Session, engine_bundle: Path, plan: str):
+    options = GenerateOptions(
+        20, SAMPLINGS[1], plan=plan, logprobs=3, prompt_logprobs=2, ignore_eos=True
+    )
     expected = cpu_session(engine_bundle).generate(PROMPT, options).result()
     for _ in range(2):  # the second time from captured graphs
-        generation = session.generate(PROMPT, options).result()
-        assert generation.token_ids == expected.token_ids
-        values, at_cpu = generation.prompt_logprobs, expected.prompt_logprobs
-        assert len(values) == len(PROMPT) and values[0] is None
-        for value, there in zip(values[1:], at_cpu[1:], strict=True):
+        written = session.generate(PROMPT, options).result()
+        assert written.token_ids == expected.token_ids
+        assert written.prompt_logprobs[0] is None
+        values, at_cpu = (
+            [*each.prompt_logprobs[1:], *(token.logprobs for token in each.tokens)]
+            for each in (written, expected)
+        )
+        assert len(values) == len(PROMPT) - 1 + 20
+        for value, there in zip(values, at_cpu, strict=True):
             assert value.logprob == pytest.approx(there.logprob, abs=1e-3)
             assert dict(value.top) == pytest.approx(dict(there.top), abs=1e-3)
-
-
-def test_a_plan_is_captured_once_and_replayed(session: Session, gpu: Gpu):
-    run_prompt(session, plan="two-pass")
-    counts, launches = gpu.counts(), gpu.cuda.launches
-    passes = run_prompt(session, plan="two-pass").stats.passes
-    assert gpu.cuda.captures == 3  # a draft, a verify and a prefill pass
-    assert gpu.cuda.launches - launches >= passes
-    assert gpu.counts() == counts
 
 
 def test_every_kind_of_pass_is_captured_once(session: Session, gpu: Gpu):
@@ -131,21 +128,7 @@ def test_shapes_that_are_bound_already_are_not_set_again(session: Session, gpu: 
     assert gpu.trt.shapes_set - before == len(tail.inputs)
 
 
-def test_logprobs_are_those_of_the_cpu(session: Session, engine_bundle: Path):
-    for plan in ("ar", "two-pass", "fused"):
-        on_engines, on_cpu = (
-            run_prompt(each, SAMPLINGS[1], plan, logprobs=3)
-            for each in (session, cpu_session(engine_bundle))
-        )
-        assert on_engines.token_ids == on_cpu.token_ids
-        for token, expected in zip(on_engines.tokens, on_cpu.tokens, strict=True):
-            assert token.logprobs is not None and expected.logprobs is not None
-            assert token.logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-3)
-            top, expected_top = (each.logprobs.top for each in (token, expected))
-            assert [id for id, _ in top] == [id for id, _ in expected_top]
-
-
-@pytest.mark.parametrize("capacity", [CAPACITY, 600, 512, 200, 100])
+@pytest.mark.parametrize("capacity", [CAPACITY, 600, 200])
 def test_a_text_ends_at_a_capacity_that_is_smaller_than_the_engines(gpu: Gpu, capacity: int):
     prompt = [2 + i % 300 for i in range(60)]
     options = GenerateOptions(1000, SAMPLINGS[1], plan="two-pass", ignore_eos=True)
@@ -158,28 +141,7 @@ def test_a_text_ends_at_a_capacity_that_is_smaller_than_the_engines(gpu: Gpu, ca
         assert_cpu_writes(gpu.bundle, request, stream.token_ids[:40])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"capacity": 644}, "KV capacity is 640 tokens; use --capacity 640 or less, .*-len 644$"),
-        (
-            {"max_batch_size": 2},
-            r"built with --max-batch-size 1; use that, or build them with --max-batch-size 2$",
-        ),
-    ],
-)
-def test_more_than_the_engines_were_built_for_is_refused(
-    gpu: Gpu, options: dict[str, int], message: str
-):
-    with pytest.raises(PassError, match=message) as refused:
-        gpu.open(**options)
-    assert "\n" not in str(refused.value)
-    assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
-
-
-def test_a_larger_capacity_reads_more_columns_of_the_same_cache(
-    session: Session, gpu: Gpu, engine_bundle: Path
-):
+def test_a_larger_capacity_reads_more_columns_of_the_same_cache(session, gpu, engine_bundle):
     long = [2 + i % 300 for i in range(480)]
     options = GenerateOptions(100, plan="fused", ignore_eos=True)
     expected = run_tokens(cpu_session(engine_bundle), long, options).token_ids
@@ -206,24 +168,27 @@ def with_changed_engines(manifest: Manifest, **changes: object) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "changes", "message"),
     [
+        ({"capacity": 644}, {}, "tokens; use --capacity 640 or less, .*-len 644$"),
+        ({"max_batch_size": 2}, {}, "-size 1; use that, or build them with --max-batch-size 2$"),
         (
-            {"version": "10.14.0"},
-            r"built by version 10\.14\.0, and 10\.15\.1\.fake is installed; run: pass-export build",
+            {},
+            {"version": "10.1"},
+            r"version 10\.1, and 10\.15\.1\.fake is installed; run: pass-export",
         ),
-        ({"targets": ("sm89", "sm120")}, r"are for sm89, sm120, and this GPU \(Fake GPU\) is sm90"),
-        ({"bundle": "0" * 64}, r"built from other graphs"),
-        ({"library": "tensorrt-rtx"}, r"has no tensorrt engines; run: pass-export build"),
+        ({}, {"targets": ("sm89",)}, r"are for sm89, and this GPU \(Fake GPU\) is sm90"),
+        ({}, {"bundle": "0" * 64}, "built from other graphs"),
+        ({}, {"library": "tensorrt-rtx"}, "has no tensorrt engines; run: pass-export build"),
     ],
-    ids=["version", "target", "content", "library"],
 )
 def test_engines_that_do_not_fit_are_refused_before_anything_is_allocated(
-    gpu: Gpu, changes, message
+    gpu: Gpu, options: dict[str, int], changes: dict[str, object], message: str
 ):
     gpu.manifest = with_changed_engines(gpu.manifest, **changes)
-    with pytest.raises(PassError, match=message):
-        gpu.open()
+    with pytest.raises(PassError, match=message) as refused:
+        gpu.open(**options)
+    assert "\n" not in str(refused.value)
     assert gpu.cuda.mallocs == 0 and not gpu.cuda.streams
 
 
@@ -244,29 +209,29 @@ def test_damaged_engines_are_refused_before_anything_is_allocated(
     assert broken.cuda.mallocs == 0
 
 
-def change_engines(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
-    """Make every engine that is loaded differ from its file: `change` makes of the fake engine's
-    description the keys that are replaced."""
+def change_engines(monkeypatch: pytest.MonkeyPatch, change: Callable[[FakeEngine], object]) -> None:
+    """Make every engine that is loaded differ from its file."""
     init = FakeEngine.__init__
 
     def init_changed(self: FakeEngine, library: FakeTensorRT, plan: dict) -> None:
-        init(self, library, plan | change(plan))
+        init(self, library, plan)
+        change(self)
+        self.tensors = self.inputs | self.outputs
+        self.num_io_tensors = len(self.tensors)
 
     monkeypatch.setattr(FakeEngine, "__init__", init_changed)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("change", "message"),
     [
-        ({"aliases": {}}, "does not update its KV cache in place"),
-        ({"profiles": []}, "profiles and the manifest lists"),
+        (lambda engine: engine.plan["aliases"].clear(), "does not update its KV cache in place"),
+        (lambda engine: engine.__dict__.update(num_optimization_profiles=0), "the manifest lists"),
     ],
     ids=["aliases", "profiles"],
 )
-def test_an_engine_that_differs_from_the_manifest_is_refused(
-    gpu: Gpu, changes: dict, message: str, monkeypatch
-):
-    change_engines(monkeypatch, lambda _: changes)
+def test_an_engine_that_differs_from_the_manifest_is_refused(gpu, change, message, monkeypatch):
+    change_engines(monkeypatch, change)
     with pytest.raises(PassError, match=message):
         gpu.open()
 
@@ -288,12 +253,12 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
 ):
     """The tensor's `axis` has another size, or the tensor is missing if axis is None."""
 
-    def built_from_another_export(plan: dict) -> dict:
-        tensors = dict(plan[side])
-        shape = list(tensors.pop(name, {"shape": []})["shape"])
+    def built_from_another_export(engine: FakeEngine) -> None:
+        tensors = getattr(engine, side)
+        tensor = tensors.pop(name, SimpleNamespace(shape=[]))
         if axis is not None:
-            tensors[name] = {"dtype": "float32", "shape": [*shape[:axis], size, *shape[axis + 1 :]]}
-        return {side: tensors}
+            shape = [*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]]
+            tensors[name] = SimpleNamespace(shape=shape)
 
     change_engines(monkeypatch, built_from_another_export)
     difference = rf"trunk.* and the manifest differ in the shape of {name}: .+ and .+"
@@ -303,9 +268,7 @@ def test_an_engine_with_another_tensor_than_the_manifest_is_refused(
 
 
 @pytest.mark.parametrize(("version", "level"), [(12040, "WARNING"), (0, "INFO")])
-def test_auto_logs_why_engines_are_not_used(
-    gpu: Gpu, monkeypatch, caplog, version: int, level: str
-):
+def test_auto_logs_why_engines_are_not_used(gpu, monkeypatch, caplog, version, level):
     """With a driver, even an old one, it is a warning, because somebody wants to use the GPU."""
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: cuda_without_gpu(version))
     caplog.set_level("INFO", "pass_runtime.device")
@@ -354,8 +317,7 @@ def test_real_engines_write_what_the_cpu_writes(adapter_bundle: Path, tmp_path: 
         for i, plan in enumerate(("ar", "two-pass", "fused", "auto", "two-pass", "ar")):
             options = GenerateOptions(20 + 7 * i, SAMPLINGS[i % 3], plan=plan, ignore_eos=True)
             requests.append(([2 + i, *PROMPT[i:]], options))
-        for request, stream in zip(requests, submit_together(session, requests), strict=True):
-            assert_cpu_writes(bundle, request, stream.result().token_ids)
+        assert_cpu_writes_all(session, bundle, requests)
     with load(bundle, library) as session:
         run_prompt(session, count=4)
         free_bytes = find_device().free

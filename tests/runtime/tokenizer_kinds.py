@@ -1,4 +1,4 @@
-"""Small tokenizers with every kind of decoder, and how the tokenizers library decodes with them."""
+"""Small tokenizers with every kind of decoder, and how their library decodes with them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ def byte_level() -> Tokenizer:
     return _finished(tokenizer, decoders.ByteLevel())
 
 
-def _pieces(others: Sequence[str] = ()) -> list[str]:
-    return ["<unk>", *WORDS, "\u2581", "\u2581a", "\u2581\u2581", "\u2581.", "a\u2581b", *others]
+def _pieces(words: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    return ["<unk>", *words, "\u2581", "\u2581a", "\u2581\u2581", "\u2581.", "a\u2581b", *others]
 
 
-def byte_fallback(*, strip: int = 1) -> Tokenizer:
-    """As Llama 2 and Mistral have it, or Gemma if `strip`, the spaces that the decoder removes at
-    the beginning, is 0."""
-    pieces = _pieces([f"<0x{byte:02X}>" for byte in range(256)])
+def byte_fallback(words: Sequence[str] = WORDS, *, strip: int = 1) -> Tokenizer:
+    """As Llama 2 and Mistral have it, or Gemma. strip: spaces that are removed at the beginning."""
+    pieces = _pieces(words, [f"<0x{byte:02X}>" for byte in range(256)])
     ids = {piece: i for i, piece in enumerate(pieces)}
     model = models.BPE(ids, [], unk_token="<unk>", byte_fallback=True)
     tokenizer = Tokenizer(model)
@@ -56,8 +55,9 @@ def byte_fallback(*, strip: int = 1) -> Tokenizer:
     return _finished(tokenizer, decoders.Sequence([*steps, *last]))
 
 
-def metaspace(scheme: str = "always") -> Tokenizer:
-    model = models.BPE({piece: i for i, piece in enumerate(_pieces())}, [], unk_token="<unk>")
+def metaspace(scheme: str = "always", words: Sequence[str] = WORDS) -> Tokenizer:
+    ids = {piece: i for i, piece in enumerate(_pieces(words))}
+    model = models.BPE(ids, [], unk_token="<unk>")
     return _finished(Tokenizer(model), decoders.Metaspace(prepend_scheme=scheme))
 
 
@@ -107,10 +107,10 @@ def is_character(data: bytes) -> bool:
 
 
 def whole(name: str, tokens: list[int], *, cut: bool) -> str:
-    """Decode all tokens with the tokenizers library. cut: without an incomplete last character.
+    """cut: without an incomplete last character.
 
-    The decoder for byte fallback turns a whole run of bytes into U+FFFD if one of them is part of
-    no character. An empty token after every character ends a run.
+    The decoder for byte fallback turns a run of bytes into U+FFFD if one of them is part of no
+    character. An empty token after every character ends a run.
     """
     tokenizer = TOKENIZERS[name]
     if name == "byte-level":

@@ -1,30 +1,23 @@
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import bench_peers
 import pytest
 from click.testing import CliRunner
 
 from pass_runtime.measuring.real_use import ALL_KINDS, EXTRA_TOKENS
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 LINES = [
     {"id": f"{kind}{i}", "kind": kind, "prompt": f"tell {i}"}
     for kind in ("chat", "code")
     for i in range(2)
 ]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("bench_peers")
 
 
 @pytest.fixture
@@ -34,37 +27,33 @@ def prompt_file(tmp_path: Path) -> Path:
     return path
 
 
-def plain_texts(script: ModuleType, *texts: tuple[list[int], float]) -> list[list[Any]]:
+def plain_texts(*texts: tuple[list[int], float]) -> list[list[Any]]:
     """One round, a token per pass."""
     return [
-        [script.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))]
+        [bench_peers.TimedText(tokens, len(tokens), seconds, [1] * len(tokens))]
         for tokens, seconds in texts
     ]
 
 
-def run(script: ModuleType, bundle: Path, flags: str, *words: object, status: int = 0) -> str:
+def run(bundle: Path, flags: str, *words: object, status: int = 0) -> str:
     arguments = [bundle, *shlex.split(flags), *words]
-    done = CliRunner().invoke(script.main, [str(each) for each in arguments])
+    done = CliRunner().invoke(bench_peers.main, [str(each) for each in arguments])
     assert done.exit_code == status, done.output
     return done.output
 
 
-def report_of(
-    script: ModuleType, bundle: Path, flags: str, prompts: Path, status: int = 0
-) -> dict[str, Any]:
+def report_of(bundle: Path, flags: str, prompts: Path, status: int = 0) -> dict[str, Any]:
     path = prompts.with_name("out.json")
     words = ("--prompt-file", prompts, "-o", path)
-    printed = run(script, bundle, flags, *words, status=status)
+    printed = run(bundle, flags, *words, status=status)
     return json.loads(path.read_text()) | {"printed": printed}
 
 
 @pytest.mark.slow
-def test_plans_are_compared_by_kind_of_prompt(
-    script: ModuleType, tiny_bundle: Path, prompt_file: Path
-):
+def test_plans_are_compared_by_kind_of_prompt(tiny_bundle, prompt_file):
     flags = "--kinds chat,code --tokens 8 --rounds 2 --ignore-eos --threads 1"
     plans = "--plan ar --plan 'auto (lookahead)' --plan fused"
-    report = report_of(script, tiny_bundle, f"{flags} {plans}", prompt_file)
+    report = report_of(tiny_bundle, f"{flags} {plans}", prompt_file)
     names = [(run["T"], run["prompts"], run["contestant"]) for run in report["runs"]]
     kinds, contestants = ("chat", "code", ALL_KINDS), ("ar", "auto (lookahead)", "fused")
     assert names == [(t, kind, name) for t in (0.0, 0.8) for kind in kinds for name in contestants]
@@ -77,27 +66,23 @@ def test_plans_are_compared_by_kind_of_prompt(
     assert report["near_ties"] == report["differences"] == [] and "(lookahead)" in report["printed"]
 
 
-def test_plans_are_compared_by_number_of_clients(
-    script: ModuleType, tiny_bundle: Path, prompt_file: Path
-):
+def test_plans_are_compared_by_number_of_clients(tiny_bundle, prompt_file):
     flags = "--kinds code --tokens 8 --rounds 2 --plan ar --plan auto --clients 1 --clients 3"
     flags += " --temperature 0 --threads 1"
-    runs = report_of(script, tiny_bundle, flags, prompt_file)["runs"]
+    runs = report_of(tiny_bundle, flags, prompt_file)["runs"]
     names = [(row["clients"], row["contestant"]) for row in runs]
     assert names == [(1, "ar"), (1, "auto"), (3, "ar"), (3, "auto")]
     assert [row["by_round"] for row in runs[::2]] == [[1.0, 1.0]] * 2
     assert len(runs[1]["by_round"]) == 2
 
 
-def test_tokens_of_several_clients_are_counted(script: ModuleType, tiny_bundle: Path):
-    write = script.open_clients(tiny_bundle, 1, "cpu", 2)
+def test_tokens_of_several_clients_are_counted(tiny_bundle: Path):
+    write = bench_peers.open_clients(tiny_bundle, 1, "cpu", 2)
     text = write([[3, 4], [5, 6], [7, 8]], 6, clients=2, plan="ar", ignore_eos=True)
     assert text.timed == 18 and text.seconds > 0 and not text.tokens
 
 
-def test_a_text_that_differs_is_an_error(
-    script: ModuleType, tiny_bundle: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_text_that_differs_is_an_error(tiny_bundle, prompt_file, monkeypatch):
     def start(engine: Any, path: Path, threads: int) -> Any:
         decode = engine(path, threads)
 
@@ -105,46 +90,46 @@ def test_a_text_that_differs_is_an_error(
             """With a wrong token 3 unless the plan is `ar`."""
             text = decode(*request, **options)
             tokens = [*text.tokens[:3], 1 + text.tokens[3], *text.tokens[4:]]
-            wrong = script.TimedText(tokens, text.timed, text.seconds, text.sizes)
+            wrong = bench_peers.TimedText(tokens, text.timed, text.seconds, text.sizes)
             return text if options["plan"] == "ar" else wrong
 
         return write
 
-    monkeypatch.setattr(script, "start_process", start)
+    monkeypatch.setattr(bench_peers, "start_process", start)
     flags = (
         "--kinds chat --prompts 1 --tokens 6 --ignore-eos --plan ar --plan fused --temperature 0"
     )
-    report = report_of(script, tiny_bundle, flags, prompt_file, status=2)
+    report = report_of(tiny_bundle, flags, prompt_file, status=2)
     assert "1 texts differ from those of the same bundle's first plan" in report["printed"]
     (line,) = report["differences"]
     assert line.startswith("fused, chat0: token 3: ") and "NOT a near-tie" in line
     assert [row["same"] for row in report["runs"]] == [1, 0] * 2
 
 
-def test_engines_take_turns(script: ModuleType):
+def test_engines_take_turns():
     calls: list[str] = []
     # Each writer returns the number of calls so far.
     writers = {name: partial(lambda name: calls.append(name) or len(calls), name) for name in "abc"}
-    assert script.in_turn(writers, 3) == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+    assert bench_peers.in_turn(writers, 3) == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
     assert calls == [*"abc", *"cba", *"abc"]
 
 
-def test_figures_leave_out_loops(script: ModuleType):
+def test_figures_leave_out_loops():
     """The second text is a loop."""
     loop = [1, 2, 3, 4] * 10
-    plain = plain_texts(script, ([5, 6, 7, 8], 2.0), (loop, 20.0))
+    plain = plain_texts(([5, 6, 7, 8], 2.0), (loop, 20.0))
     faster = [
-        [script.TimedText([5, 6, 7, 8], 4, 1.0, [1, 1, 2])],
-        [script.TimedText([1, 2, 3, 9] * 10, 40, 4.0, [4] * 10)],
+        [bench_peers.TimedText([5, 6, 7, 8], 4, 1.0, [1, 1, 2])],
+        [bench_peers.TimedText([1, 2, 3, 9] * 10, 40, 4.0, [4] * 10)],
     ]
-    figures = script.figures(faster, plain, plain, 40)
+    figures = bench_peers.figures(faster, plain, plain, 40)
     assert figures["ratio"] == pytest.approx((44 / 5) / (44 / 22))
     assert figures["tokens/s"] == pytest.approx(44 / 5)
     assert figures["without_loops"] == pytest.approx(2.0) and figures["looping"] == 1
     assert figures["by_prompt"] == pytest.approx([2.0, 5.0]) and figures["same"] == 1
     # The first pass of the second text counts in tau, since nothing repeats itself yet.
     assert figures["tau"] == pytest.approx(8 / 4) and figures["in_loops"] == 4
-    alone = script.figures(plain[1:], plain[1:], plain[1:], 40)
+    alone = bench_peers.figures(plain[1:], plain[1:], plain[1:], 40)
     assert alone["without_loops"] is None and alone["ratio"] == 1
 
 
@@ -156,23 +141,21 @@ def test_figures_leave_out_loops(script: ModuleType):
         ("--genai none/other", "name a directory int4 or fp32"),
     ],
 )
-def test_refused_flags_start_no_engine(script, tiny_bundle, monkeypatch, flags, reason):
-    monkeypatch.setattr(script, "start_process", lambda *_: pytest.fail("started"))
-    line = run(script, tiny_bundle, flags, status=2)
+def test_refused_flags_start_no_engine(tiny_bundle, monkeypatch, flags, reason):
+    monkeypatch.setattr(bench_peers, "start_process", lambda *_: pytest.fail("started"))
+    line = run(tiny_bundle, flags, status=2)
     assert line.startswith("error: ") and line.count("\n") == 1 and reason in line
 
 
-def test_each_peer_has_a_process_and_a_reference(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_each_peer_has_a_process_and_a_reference(monkeypatch, tmp_path):
     started: list[Path] = []
 
     def start(_engine: object, path: Path, _threads: int) -> Any:
         started.append(path)
         return lambda *_, **options: options
 
-    monkeypatch.setattr(script, "start_process", start)
-    peers = script.start_peers([tmp_path / "int4"], tmp_path / "y.gguf", 2)
+    monkeypatch.setattr(bench_peers, "start_process", start)
+    peers = bench_peers.start_peers([tmp_path / "int4"], tmp_path / "y.gguf", 2)
     assert {peer.name: peer.reference for peer in peers} == {
         "genai int4": "genai int4",
         "genai int4, n-gram": "genai int4",
@@ -183,14 +166,12 @@ def test_each_peer_has_a_process_and_a_reference(
 
 
 @pytest.mark.slow
-def test_genai_exports_and_decodes(
-    script: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_genai_exports_and_decodes(tiny_model, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime_genai")
     manifest = SimpleNamespace(model=SimpleNamespace(name=str(tiny_model)))
-    monkeypatch.setattr(script, "read_manifest", lambda _bundle: manifest)
-    directory = script.build_genai(Path("unread"), tmp_path / "fp32")
-    write, prompt, count = script.open_genai(directory, 1), [*range(3, 20)], 8 + EXTRA_TOKENS
+    monkeypatch.setattr(bench_peers, "read_manifest", lambda _bundle: manifest)
+    directory = bench_peers.build_genai(Path("unread"), tmp_path / "fp32")
+    write, prompt, count = bench_peers.open_genai(directory, 1), [*range(3, 20)], 8 + EXTRA_TOKENS
     plain = write(prompt, count, ignore_eos=True)
     assert len(plain.tokens) == plain.timed == count and plain.seconds > 0
     assert write(prompt, count, ngram=True, ignore_eos=True).timed >= count

@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh without a GPU, and with fakes of CUDA and TensorRT (fake_gpu_site)."""
+"""scripts/gpu_check.sh without a GPU: its steps run on the CPU."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpu_check
 import pytest
+from click.testing import CliRunner
+from gpu_check import Result, Step, plan_steps, run_steps, table, verdict
 
+import pass_exporter.cli
 from pass_runtime.backends.cuda import find_device
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 
-import gpu_check  # noqa: E402
-from gpu_check import Result, Step, plan_steps, run_steps, table, verdict  # noqa: E402
 
 GPU = {"gpu": "A GPU, sm90", "gib": 80.0, "missing": {"tensorrt-rtx": "no target sm90"}}
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_relu<128, 64>>(cutlass::Params)"
@@ -28,48 +30,49 @@ without_gpu = pytest.mark.skipif(
 )
 
 
-def check(output: Path, *flags: object, **environment: str) -> tuple[int, str, Any]:
-    """Return the exit status, the last line, and the report's steps by name."""
-    paths = [*([ROOT / "tests/scripts/fake_gpu_site"] if environment else []), *sys.path]
-    variables = {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+@pytest.mark.slow
+@without_gpu
+def test_without_a_gpu_nothing_runs(tmp_path: Path):
     done = subprocess.run(
-        [ROOT / "scripts/gpu_check.sh", *map(str, flags), "-o", str(output)],
-        env=os.environ | variables | environment,
+        [ROOT / "scripts/gpu_check.sh", "-o", tmp_path],
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout, done.stderr
-    report = output / "report.json"
-    steps = json.loads(report.read_text())["steps"] if report.exists() else []
-    return done.returncode, done.stdout.splitlines()[-1], {each["name"]: each for each in steps}
+    assert done.returncode == 3 and not (tmp_path / "report.json").exists()
+    assert done.stdout.splitlines()[-1].startswith("VERDICT: nothing ran (error: ")
 
 
 @pytest.mark.slow
-@without_gpu
-def test_without_a_gpu_nothing_runs(tmp_path: Path):
-    status, last, steps = check(tmp_path)
-    assert (status, steps) == (3, {}) and last.startswith("VERDICT: nothing ran (error: ")
-    old = check(tmp_path, FAKE_GPU='{"driver": 12040}')
-    assert old[0] == 3 and "update to a driver for CUDA 13" in old[1]
+def test_steps_run_and_give_a_verdict(tmp_path, tiny_bundle, monkeypatch):
+    """On the CPU, which is said to be a GPU."""
+    own, write = gpu_check.own, f"import sys; open(sys.argv[-1], 'w').write({json.dumps(GPU)!r})"
 
+    def own_or_inspect(function: str, *arguments: object) -> list[str]:
+        inspects = function == "inspect"
+        return [sys.executable, "-c", write, "-o"] if inspects else own(function, *arguments)
 
-@pytest.mark.slow
-@without_gpu
-def test_every_step_of_a_fake_gpu_with_tensorrt_alone(tmp_path: Path, tiny_bundle: Path):
-    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
-    flags = (bundle, "--tokens", 4, "--only", "parity", "--only", "build", "--only", "greedy")
-    status, last, steps = check(tmp_path / "out", *flags, FAKE_GPU="{}")
-    ran = [name for name, step in steps.items() if step["status"] == "ok"]
-    assert ran == ["parity tensorrt", "build tensorrt", "greedy tensorrt"], steps
-    assert (status, last) == (0, "VERDICT: works (2 steps on the GPU)")
-    assert "no target sm90" in steps["parity tensorrt-rtx"]["reason"]
-    assert "CUDA" in steps["greedy cuda"]["reason"]
-    assert {plan["plan"] for plan in steps["greedy tensorrt"]["data"]["plans"]} >= {"ar", "auto"}
-    flags = (bundle, "--tokens", 4, "--only", "greedy")
-    refused = '{"fail_capture": "cudaStreamBeginCapture"}'
-    status, last, steps = check(tmp_path / "out", *flags, FAKE_GPU=refused)
-    assert status == 4 and last.startswith("VERDICT: not captured (greedy tensorrt: "), last
+    def steps_on_cpu(*given: Any) -> list[Step]:
+        return [
+            replace(
+                step,
+                command=[{"cuda": "cpu"}.get(word, word) for word in step.command],
+                seconds=6000,
+            )
+            for step in plan_steps(*given)
+        ]
+
+    monkeypatch.setattr(gpu_check, "own", own_or_inspect)
+    monkeypatch.setattr(gpu_check, "plan_steps", steps_on_cpu)
+    only = [word for name in ("parity", "rows", "greedy") for word in ("--only", f"{name} c")]
+    words = [tiny_bundle, "--tokens", 4, "--minutes", 100, "-o", tmp_path, *only]
+    done = CliRunner().invoke(gpu_check.main, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "VERDICT: works (3 steps on the GPU)"
+    steps = json.loads((tmp_path / "report.json").read_text())["steps"]
+    assert [step["name"] for step in steps] == ["parity cuda", "rows cuda", "greedy cuda"]
+    assert {plan["plan"] for plan in steps[2]["data"]["plans"]} >= {"ar", "auto"}
 
 
 def steps_of(machine: dict[str, Any], bundle: Path, **options: Any) -> dict[str, Step]:
@@ -82,6 +85,8 @@ def test_steps_are_planned_for_the_machine(tmp_path: Path, tiny_bundle: Path, mo
     steps = steps_of(GPU, tmp_path / "new")
     assert [*steps][:4] == ["parity cuda", "parity tensorrt", "parity tensorrt-rtx", "export"]
     assert steps["greedy tensorrt"].after == "build tensorrt" and [*steps][-1] == "tests"
+    flags = pass_exporter.cli.build.make_context("build", [*steps["build tensorrt"].command[4:]])
+    assert (flags.params["bundle"], flags.params["engine"]) == (tmp_path / "new", "tensorrt")
     for name, step in steps.items():
         assert (step.blocked == "no target sm90") == name.endswith("tensorrt-rtx")
     assert not steps_of(GPU, tmp_path, layers=32)["7B at 512"].blocked

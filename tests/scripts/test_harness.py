@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
+import harness
 import pytest
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.mark.slow
-def test_tasks_and_a_checkpoint_are_written(tiny_model: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    script = importlib.import_module("harness")
-    done = CliRunner().invoke(script.main, [str(tiny_model), str(tmp_path / "out")])
+def test_tasks_and_a_checkpoint_are_written(tiny_model: Path, tmp_path: Path):
+    done = CliRunner().invoke(harness.main, [str(tiny_model), str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    for name, task in script.TASKS.items():
+    for name, task in harness.TASKS.items():
         about = json.loads((tmp_path / "out" / f"{name}.yaml").read_text())
         assert about["task"] == name and about["metric_list"] == task["metric_list"]
         data = Path(about["dataset_kwargs"]["data_files"][about["test_split"]])
@@ -26,7 +24,7 @@ def test_tasks_and_a_checkpoint_are_written(tiny_model: Path, tmp_path: Path, mo
         assert all(field in items[0] for field in fields if field)
     assert len(items) > 50
     for item in items:
-        assert len(item["choices"]) == script.CHOICES
+        assert len(item["choices"]) == harness.CHOICES
         assert item["text"] == f"{item['context']} {item['choices'][item['gold']]}"
     checkpoint = tmp_path / "out" / "checkpoint"
     assert AutoModelForCausalLM.from_pretrained(checkpoint).dtype.itemsize == 4

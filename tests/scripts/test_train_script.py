@@ -19,7 +19,9 @@ SMALL = (
 
 
 @pytest.mark.slow
-def test_the_recipe_writes_weights_figures_and_a_card(tiny_model: Path, tmp_path: Path):
+def test_the_recipe_writes_weights_figures_and_a_card_and_a_second_call_continues_it(
+    tiny_model: Path, tmp_path: Path
+):
     tasks, target = tmp_path / "tasks.jsonl", tmp_path / "models"
     lines = [json.dumps({"message": f"why is fox {i} red?"}) for i in range(50)]
     tasks.write_text("\n".join(lines) + "\n")
@@ -32,16 +34,17 @@ def test_the_recipe_writes_weights_figures_and_a_card(tiny_model: Path, tmp_path
         "ADAPTER_FROM": "0",
         "EVALUATE": "--each 1 --tokens 12 --temperatures 0,0.8",
     }
-    done = subprocess.run(
-        ["bash", "scripts/train.sh", str(tiny_model), "4", *SMALL.split()],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    for steps in ("3", "4"):
+        done = subprocess.run(
+            ["bash", "scripts/train.sh", str(tiny_model), steps, *SMALL.split()],
+            cwd=ROOT,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
     files = ["README.md", "curves.png", "lookahead.safetensors", "metrics.json"]
     assert sorted(path.name for path in target.iterdir()) == files
     card = (target / "README.md").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+from metered import wait_until
 
 from pass_server.triton.model import Model
 
@@ -78,13 +78,6 @@ class Request:
 
     def wait_until_ended(self) -> None:
         wait_until(lambda: self.ended)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 PB_UTILS = SimpleNamespace(

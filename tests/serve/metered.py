@@ -1,14 +1,24 @@
-"""For tests of pass-run serve and of Triton: a server's metrics, and requests of many clients."""
+"""For tests of pass-run serve and of Triton: a server's metrics, the requests of many clients, and
+what a session answers."""
 
 from __future__ import annotations
 
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
+
+from pass_runtime import GenerateOptions, SamplingParams
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Metered:
@@ -56,3 +66,11 @@ def mixed_requests(
 
 def disconnects_early(number: int) -> bool:
     return number % 5 == 4
+
+
+def written(session, prompt, *, chat=False, max_tokens=24, **options):
+    """Return what a session generates. options: of SamplingParams and of GenerateOptions."""
+    names = {"temperature", "top_k", "top_p", "min_p", "seed"} & options.keys()
+    sampling = SamplingParams(**{name: options.pop(name) for name in names})
+    generate = session.chat if chat else session.generate
+    return generate(prompt, GenerateOptions(max_tokens, sampling, **options)).result()

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,7 +19,28 @@ from openai import OpenAI
 PASS_RUN = [sys.executable, "-m", "pass_runtime.cli.main"]
 
 
-class Server(Metered):
+ENDLESS = {"prompt": "a", "max_tokens": 600, "plan": "ar", "ignore_eos": True}
+
+
+class Api(Metered):
+    """A server of `model`. Prompts are short and decoding is greedy unless fields say otherwise."""
+
+    model: str
+
+    def post(self, path: str, content: object = None, **options: object) -> httpx.Response:
+        raise NotImplementedError
+
+    def complete(self, **fields: object) -> httpx.Response:
+        body = {"model": self.model, "prompt": "The quick", "temperature": 0}
+        return self.post("/v1/completions", body | fields)
+
+    def chat(self, **fields: object) -> httpx.Response:
+        messages = [{"role": "user", "content": "The quick"}]
+        body = {"model": self.model, "messages": messages, "temperature": 0}
+        return self.post("/v1/chat/completions", body | fields)
+
+
+class Server(Api):
     """`pass-run serve BUNDLE *arguments` on a free loopback port. Its output goes to `log`."""
 
     def __init__(
@@ -64,14 +87,15 @@ class Server(Metered):
         headers = {"Content-Type": "application/json"}
         return httpx.post(self.url + path, content=body, headers=headers, timeout=120)
 
-    def complete(self, **fields: object) -> httpx.Response:
-        body = {"model": self.model, "prompt": "The quick", "temperature": 0}
-        return self.post("/v1/completions", body | fields)
-
-    def chat(self, **fields: object) -> httpx.Response:
-        messages = [{"role": "user", "content": "The quick"}]
-        body = {"model": self.model, "messages": messages, "temperature": 0}
-        return self.post("/v1/chat/completions", body | fields)
+    @contextmanager
+    def stream(self, **fields: object) -> Iterator[Iterator[str]]:
+        """Begin to stream a completion, and give its later events."""
+        url, body = f"{self.url}/v1/completions", ENDLESS | {"model": self.model, "stream": True}
+        with httpx.stream("POST", url, json=body | fields, timeout=60) as answer:
+            assert answer.status_code == 200
+            lines = answer.iter_lines()
+            next(lines)
+            yield (line.removeprefix("data: ") for line in lines if line)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -14,13 +14,12 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import App
 from pydantic import TypeAdapter
-from starlette.testclient import TestClient
 
-from pass_runtime import LoadOptions, load
 from pass_server import app
 from pass_server.api_error import MAX_MESSAGE_CHARS, ApiError
-from pass_server.app import MAX_JSON_NODES, make_app, parse_body
+from pass_server.app import MAX_JSON_NODES, parse_body
 from pass_server.responses_input import ResponsesRequest
 from pass_server.schemas import BoundedObject, ChatRequest, CompletionRequest
 from pass_server.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -129,59 +128,38 @@ def test_brackets_in_texts_do_not_count_as_lists():
     assert request.prompt == text
 
 
-@pytest.fixture(scope="module")
-def session(random_bundle):
-    with load(random_bundle, LoadOptions("cpu", threads=1)) as session:
-        yield session
-
-
-LARGE_BODIES = {
-    "/v1/completions": {"model": "m", "prompt": "a" * 10_000},
-    "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a" * 10_000}]},
-    "/v1/responses": {"model": "m", "input": "a" * 10_000},
-    "/tokenize": {"prompt": "a" * 10_000},
-    "/detokenize": {"tokens": [5] * 10_000},
-}
-
-
-@pytest.mark.parametrize("path", LARGE_BODIES)
-def test_large_bodies_are_parsed_outside_of_the_thread_of_the_event_loop(
-    session, monkeypatch, path
-):
-    thread_names = []
-
-    def parse_and_record(*arguments):
-        thread_names.append(threading.current_thread().name)
-        return parse_body(*arguments)
-
-    monkeypatch.setattr(app, "parse_body", parse_and_record)
-    TestClient(make_app(session)).post(path, json=LARGE_BODIES[path])
-    assert [name.rpartition("_")[0] for name in thread_names] == ["pass-reader"]
+LONG_TEXT = "a" * 40_000
+LONG_BODIES = [
+    ("/v1/completions", {"model": "m", "prompt": [5] * 20_000}),
+    ("/v1/completions", {"model": "m", "prompt": ["a" * 1000] * 50}),
+    ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": LONG_TEXT}]}),
+    ("/v1/responses", {"model": "m", "input": LONG_TEXT}),
+    ("/tokenize", {"prompt": LONG_TEXT}),
+    ("/detokenize", {"tokens": [5] * 20_000}),
+]
 
 
 def test_short_requests_do_not_wait_until_long_ones_are_parsed(session, monkeypatch):
-    name, release, statuses = session.manifest.model.name, threading.Event(), []
+    release, held, statuses = threading.Event(), [], []
     parse = app.parse_body
 
     def hold_long_bodies(model, body):
         if len(body) > 1 << 15:
+            held.append(threading.current_thread().name.rpartition("_")[0])
             release.wait(60)
         return parse(model, body)
 
     monkeypatch.setattr(app, "parse_body", hold_long_bodies)
-    long = [
-        ("/v1/completions", {"model": name, "prompt": [5] * 20_000}),
-        ("/v1/completions", {"model": name, "prompt": ["a" * 1000] * 50}),
-        ("/detokenize", {"tokens": [5] * 20_000}),
-    ]
 
     async def main() -> None:
-        transport = httpx.ASGITransport(make_app(session))
+        transport = httpx.ASGITransport(App(session).app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://a", timeout=60
         ) as client:
-            waiting = [asyncio.create_task(client.post(path, json=fields)) for path, fields in long]
-            for _ in long:
+            waiting = [
+                asyncio.create_task(client.post(path, json=each)) for path, each in LONG_BODIES
+            ]
+            for _ in LONG_BODIES:
                 await asyncio.sleep(0)
                 answer = await client.post("/tokenize", json={"prompt": "a" * 5000})
                 statuses.append(answer.status_code)
@@ -189,7 +167,8 @@ def test_short_requests_do_not_wait_until_long_ones_are_parsed(session, monkeypa
             await asyncio.gather(*waiting)
 
     asyncio.run(main())
-    assert statuses == [200] * len(long)
+    assert statuses == [200] * len(LONG_BODIES)
+    assert held == ["pass-reader"] * len(LONG_BODIES)
 
 
 def test_tokenizing_a_long_text_releases_pythons_lock(session):

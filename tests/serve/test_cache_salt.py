@@ -1,19 +1,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from fake_triton import Metric, Request, model_of, wait_until
-from starlette.testclient import TestClient
+from in_process import App
 
 from pass_runtime import Session, load
-from pass_server.app import make_app
-from pass_server.serve_options import ServeOptions
 
 PROMPT = list(range(20, 120))
 """Each test puts a token of its own before it, so that it does not find the prompts of other tests.
@@ -22,42 +16,37 @@ TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 
 
 @pytest.fixture(scope="module")
-def opened(random_bundle: Path) -> Iterator[Session]:
+def opened(random_bundle) -> Iterator[Session]:
     with load(random_bundle, "cpu", threads=1, max_batch_size=2) as session:
         yield session
 
 
-class Client:
+class Client(App):
     def __init__(self, session: Session, *keys: str) -> None:
-        self._http = TestClient(make_app(session, ServeOptions(model_name="m", keys=keys)))
+        super().__init__(session, keys=keys)
         session.generate_ids([5], None).result()  # overwrites the slot of an earlier test
 
-    def post(self, path: str, key: str = "", **fields: object) -> httpx.Response:
+    def ask(self, path: str, key: str = "", **fields: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return self._http.post(
-            path, json={"model": "m", "temperature": 0} | fields, headers=headers
-        )
+        return self.post(path, {"model": "m", "temperature": 0} | fields, headers=headers)
 
     def cached_tokens(self, key: str = "", prompt: list[int] = PROMPT, **fields: object) -> int:
-        answer = self.post("/v1/completions", key, prompt=prompt, max_tokens=1, **fields)
+        answer = self.ask("/v1/completions", key, prompt=prompt, max_tokens=1, **fields)
         assert answer.status_code == 200, answer.text
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_requests_with_different_salts_share_nothing(opened: Session):
+def test_requests_with_different_salts_share_nothing(opened):
     client, prompt = Client(opened), [4, *PROMPT]
-    assert [client.cached_tokens("", prompt, cache_salt=salt) for salt in ("a", "b", "a")] == [
-        0,
-        0,
-        96,
-    ]
+    hits = [client.cached_tokens("", prompt, cache_salt=salt) for salt in ("a", "b", "a")]
+    assert hits == [0, 0, 96]
     assert client.cached_tokens("", prompt) == 0  # without a salt
     assert client.cached_tokens("any", prompt) == 96  # a server without keys ignores them
     # The second choice reuses the prompt of the first one, which is not counted.
     assert client.cached_tokens("", prompt, n=2, cache_salt="c", seed=1) == 0
 
 
-def test_no_salt_can_imitate_another_key(opened: Session):
+def test_no_salt_can_imitate_another_key(opened):
     """The server puts a digest of the key, whose length is fixed, before the salt of a request."""
     client, prompt = Client(opened, "one", "two"), [5, *PROMPT]
     assert [client.cached_tokens("one", prompt) for _ in range(2)] == [0, 96]
@@ -74,11 +63,11 @@ def test_no_salt_can_imitate_another_key(opened: Session):
         ("responses", {"input": TEXT, "max_output_tokens": 1}),
     ],
 )
-def test_clients_with_different_keys_or_salts_share_nothing(opened: Session, path: str, body: dict):
+def test_clients_with_different_keys_or_salts_share_nothing(opened, path, body):
     client = Client(opened, "one", "two")
 
     def cached_tokens(key: str, salt: str) -> int:
-        usage = client.post(f"/v1/{path}", key, cache_salt=salt, **body).json()["usage"]
+        usage = client.ask(f"/v1/{path}", key, cache_salt=salt, **body).json()["usage"]
         details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
         return details["cached_tokens"]
 
@@ -89,20 +78,6 @@ def test_clients_with_different_keys_or_salts_share_nothing(opened: Session, pat
 
 
 @pytest.mark.parametrize("salt", ["", 7, "a" * 257])
-def test_wrong_salts_are_refused(opened: Session, salt: object):
-    answer = Client(opened).post("/v1/completions", prompt=PROMPT, cache_salt=salt)
+def test_wrong_salts_are_refused(opened, salt):
+    answer = Client(opened).ask("/v1/completions", prompt=PROMPT, cache_salt=salt)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_salt"
-
-
-def test_requests_to_triton_with_different_salts_share_nothing(random_bundle: Path, tmp_path: Path):
-    with model_of(random_bundle, tmp_path / "model") as model:
-        hits = []  # the cached tokens of all requests so far, after each request
-        for salt in ("a", "b", "a"):
-            parameters = np.array([json.dumps({"cache_salt": salt}).encode()], object)
-            request = Request(text_input=[TEXT.encode()], sampling_parameters=parameters)
-            model.execute([request])
-            request.wait_until_ended()
-            assert request.error is None
-            wait_until(lambda: model._sink._queue.empty())
-            hits.append(Metric.sums.get("vllm:prefix_cache_hits_total", 0))
-    assert hits[0] == hits[1] == 0 < hits[2]

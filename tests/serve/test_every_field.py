@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from parsing import parse
+from in_process import App, parse
 from pydantic import ValidationError
 from recorded_arguments import REQUEST_VALUES, SAMPLING_VALUES
 from starlette.testclient import TestClient
 from tokenizers.processors import TemplateProcessing
-from tool_models import THINKING, TOOLS, with_template
+from tool_models import FUNCTIONS, THINKING, TOOLS, with_template
 
 from pass_runtime import LoadOptions, load
 from pass_server.api_error import ApiError, validation_error
@@ -25,8 +24,6 @@ from pass_server.triton.config import SAMPLING_INPUTS, inputs
 from pass_server.triton.tensors import TritonRequest, read_request
 
 MESSAGES = [{"role": "user", "content": "a"}]
-FUNCTIONS = [{"type": "function"} | tool["function"] for tool in TOOLS]
-"""TOOLS, in the form of /v1/responses."""
 REQUIRED = {"tools": TOOLS, "tool_choice": "required"}
 REQUIRED_FUNCTIONS = {"tools": FUNCTIONS, "tool_choice": "required"}
 GENERATION_FIELDS = SAMPLING_VALUES | REQUEST_VALUES | {"speculative": False}
@@ -89,6 +86,17 @@ PATHS = {
     TokenizeRequest: "/tokenize",
     DetokenizeRequest: "/detokenize",
 }
+NOT_USED = {
+    "user": "me",
+    "safety_identifier": "b",
+    "metadata": {"a": "b"},
+    "client_metadata": {"x-session": "a" * 5000},
+    "prompt_cache_key": "a",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m", "prewarm": False},
+    "cache_control": {"type": "ephemeral", "ttl": "1h"},
+}
+"""Values of fields that change nothing."""
 ANSWER_FIELDS = ("model", "stream", "stream_options", "pass_details")
 """Fields of the answer's form, which test_openai_client.py and test_pass_details.py test."""
 
@@ -101,19 +109,6 @@ def session(random_bundle, tmp_path_factory):
             single="<bos> $A", special_tokens=[("<bos>", 0)]
         )
         yield session
-
-
-@pytest.fixture(scope="module")
-def send(session):
-    """Return a function that sends a request to an app over the session."""
-
-    def send(
-        path: str, fields: Any, options: ServeOptions | None = None, **headers: str
-    ) -> httpx.Response:
-        app = make_app(session, options or ServeOptions(model_name="m"))
-        return TestClient(app).post(path, json=fields, headers=headers)
-
-    return send
 
 
 def meaning(session, request: Any) -> Any:
@@ -151,11 +146,16 @@ CASES = [
 @pytest.mark.parametrize(
     ("model", "name"), CASES, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_a_field_changes_the_meaning_or_is_refused(session, send, model, name):
+def test_a_field_changes_the_meaning_or_is_refused(session, model, name):
     unsupported = name in (*model.neutral, "reasoning")
-    if not unsupported and (model.model_fields[name].description or "").startswith("Not used."):
-        return
     base = BASES[model] | NEEDED_FIELDS.get((model, name), {})
+    if not unsupported and (model.model_fields[name].description or "").startswith("Not used."):
+        plain, changed = (
+            meaning(session, model.model_validate(fields))
+            for fields in (base, base | {name: NOT_USED[name]})
+        )
+        assert plain == changed
+        return
     if unsupported:
         with pytest.raises(ValidationError) as error:
             model.model_validate(base | {name: VALUES.get(model, {}).get(name, "something else")})
@@ -163,7 +163,8 @@ def test_a_field_changes_the_meaning_or_is_refused(session, send, model, name):
         return
     value = VALUES[model][name]
     if model in (TokenizeRequest, DetokenizeRequest):
-        plain, changed = (send(PATHS[model], fields) for fields in (base, base | {name: value}))
+        app = App(session)
+        plain, changed = (app.post(PATHS[model], each) for each in (base, base | {name: value}))
         assert plain.content != changed.content
         return
     plain, again, changed = (
@@ -177,6 +178,15 @@ def test_a_field_changes_the_meaning_or_is_refused(session, send, model, name):
     else:
         assert changed[0] != "refused"
         assert changed != plain
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
+def test_without_speculation_the_plan_is_ar(session, model):
+    plain, ar = (
+        meaning(session, model.model_validate(BASES[model] | fields))
+        for fields in ({"speculative": False}, {"plan": "ar"})
+    )
+    assert plain == ar
 
 
 TENSORS = {field.name: GENERATION_FIELDS.get(field.name) for field in SAMPLING_INPUTS}
@@ -206,7 +216,7 @@ def test_an_input_of_triton_changes_the_meaning(session, tokens):
         assert not same or plain_outputs != outputs, field.name
 
 
-def test_every_option_of_a_server_is_read(session, send):
+def test_every_option_of_a_server_is_read(session):
     """Making an app and answering requests reads all fields of ServeOptions."""
     read: set[str] = set()
 
@@ -215,10 +225,11 @@ def test_every_option_of_a_server_is_read(session, send):
             read.add(name)
             return super().__getattribute__(name)
 
-    options, key = Watched(keys=("k",), model_name="m"), {"Authorization": "Bearer k"}
+    options = Watched(keys=("k",), model_name="m")
     read.clear()
+    http = TestClient(make_app(session, options), headers={"Authorization": "Bearer k"})
     for model, path in PATHS.items():
-        send(path, {"model": "m"} | BASES[model], options, **key)
+        http.post(path, json={"model": "m"} | BASES[model])
     stream = BASES[CompletionRequest] | {"plan": "ar", "stream": True}
-    send("/v1/completions", stream, options, **key)
+    http.post("/v1/completions", json=stream)
     assert set(ServeOptions.__dataclass_fields__) <= read

@@ -6,13 +6,12 @@ import json
 import socket
 import threading
 import time
-from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
 from changed_pass_run import slow_pass_run
-from running import Server, expect_error
+from running import ENDLESS, Server, expect_error
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
@@ -98,23 +97,9 @@ def test_the_log_has_no_text_of_clients(strict):
     assert "first-key" not in strict.log_text
 
 
-LONG = {"prompt": "a", "max_tokens": 400, "plan": "ar", "ignore_eos": True}
-
-
-@contextmanager
-def occupied(server):
-    """Keep the server's only slot with a stream that has begun."""
-    server.wait_until(RUNNING, 0)
-    body = LONG | {"model": server.model, "stream": True}
-    url = f"{server.url}/v1/completions"
-    with httpx.stream("POST", url, json=body, timeout=60) as response:
-        lines = response.iter_lines()
-        next(lines)
-        yield
-
-
 def test_requests_are_refused_while_the_queue_is_full(slow_server):
-    with occupied(slow_server):
+    slow_server.wait_until(RUNNING, 0)
+    with slow_server.stream():
         thread = threading.Thread(target=lambda: slow_server.complete(max_tokens=1))
         thread.start()
         slow_server.wait_until(WAITING, 1)
@@ -132,7 +117,7 @@ def test_a_client_that_disconnects_frees_its_slot(slow_server, stream):
     slow_server.wait_until(RUNNING, 0)
     aborted = slow_server.metric("vllm:request_success_total", finished_reason="abort")
     written = slow_server.metric("vllm:generation_tokens_total")
-    content = json.dumps(LONG | {"model": slow_server.model, "stream": stream}).encode()
+    content = json.dumps(ENDLESS | {"model": slow_server.model, "stream": stream}).encode()
     with socket.create_connection(slow_server.url.removeprefix("http://").split(":")) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}"
         head += "\r\nContent-Type: application/json"
@@ -141,12 +126,13 @@ def test_a_client_that_disconnects_frees_its_slot(slow_server, stream):
         time.sleep(0.3)  # six passes
     slow_server.wait_until(RUNNING, 0)
     assert slow_server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1
-    assert slow_server.metric("vllm:generation_tokens_total") - written < 100  # of 400
+    assert slow_server.metric("vllm:generation_tokens_total") - written < 100  # of 600
 
 
 def test_a_client_that_disconnects_while_it_waits_leaves_the_queue(slow_server):
     body = {"model": slow_server.model, "prompt": "b"}
-    with occupied(slow_server):
+    slow_server.wait_until(RUNNING, 0)
+    with slow_server.stream():
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{slow_server.url}/v1/completions", json=body, timeout=0.3)
         slow_server.wait_until(WAITING, 0, seconds=10)  # the stream takes at least 20 s

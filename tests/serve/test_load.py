@@ -8,10 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from metered import disconnects_early, mixed_requests
+from metered import disconnects_early, mixed_requests, written
 from process_memory import anonymous_bytes
-
-from pass_runtime import GenerateOptions, SamplingParams
 
 CLIENTS, REQUESTS = 16, 20
 MAX_GROWTH = 8 << 20
@@ -73,7 +71,7 @@ def test_sixteen_clients_get_the_texts_of_a_session_and_leave_nothing_behind(ser
             if text is None:
                 disconnected += 1
                 continue
-            sampling = SamplingParams(temperature=request["temperature"], seed=request["seed"])
-            options = GenerateOptions(request["max_tokens"], sampling, plan="ar")
-            assert text == session.generate(request["prompt"], options).result().text, request
+            fields = request | {"plan": "ar"}
+            del fields["stream"]
+            assert text == written(session, **fields).text, request
     assert disconnected == CLIENTS * REQUESTS // 5

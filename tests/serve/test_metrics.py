@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
+from in_process import App
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from pass_runtime import GenerateOptions
 from pass_server.answers import Choice
-from pass_server.app import make_app
 from pass_server.metrics import RequestMetrics
 from pass_server.prometheus import PrometheusSink
-from pass_server.serve_options import ServeOptions
 
 TIMES = ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token")
 RECORDED = {
@@ -31,13 +29,12 @@ RECORDED = {
 """What a request of 5 prompt tokens and 20 written ones adds to metrics of vLLM."""
 
 
-def differences(server, names, action) -> list[float]:
-    """Do an action, and return by how much it changes each of the metrics `vllm:NAME`."""
+def differences(server, names, action):
+    """Return what an action returns, and by how much it changes each of the metrics `vllm:NAME`."""
     before = [server.metric(f"vllm:{name}") for name in names]
-    action()
-    return [
-        server.metric(f"vllm:{name}") - value for name, value in zip(names, before, strict=True)
-    ]
+    result = action()
+    after = [server.metric(f"vllm:{name}") for name in names]
+    return result, [new - old for new, old in zip(after, before, strict=True)]
 
 
 @pytest.mark.slow
@@ -47,13 +44,11 @@ def test_one_request_adds_its_tokens_times_and_drafts(server):
     kinds = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     names = [*RECORDED, *(f"spec_decode_num_{kind}_total" for kind in kinds)]
     fields = {"max_tokens": 20, "plan": "fused", "ignore_eos": True, "prompt": [5, 6, 7, 8, 9]}
-    answers = []
-    *recorded, passes, drafted, accepted, by_position = differences(
-        server, names, lambda: answers.append(server.complete(**fields).json())
-    )
+    answer, changes = differences(server, names, lambda: server.complete(**fields).json())
+    *recorded, passes, drafted, accepted, by_position = changes
     assert dict(zip(RECORDED, recorded, strict=True)) == RECORDED
     assert server.metric("pass:http_responses_total", **of_path) == responses + 1
-    statistics = answers[0]["choices"][0]["pass"]
+    statistics = answer["choices"][0]["pass"]
     assert (drafted, accepted) == (statistics["drafted"], statistics["accepted"])
     assert by_position == accepted
     assert 0 < passes <= statistics["passes"]  # the metric counts only passes with drafts
@@ -63,7 +58,7 @@ def test_gauges_and_labels(server):
     ended = server.complete(prompt=[15, 16], max_tokens=4, ignore_eos=True).json()["choices"][0]
     assert ended["finish_reason"] == "length"
     server.wait_until("vllm:num_requests_running", 0)
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.metrics()
     assert f'vllm:num_requests_running{{model_name="{server.model}"}} 0.0' in text
     assert server.metric("pass:slots") == 4
     assert server.metric("vllm:kv_cache_usage_perc") == 0
@@ -72,45 +67,18 @@ def test_gauges_and_labels(server):
     assert 'finished_reason="length"' in text
 
 
-CONSTRAINTS = {
-    "json_schema": {
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a"]}}}
-    },
-    "json_object": {"response_format": {"type": "json_object"}},
-    "regex": {"guided_regex": "a"},
-    "choice": {"structured_outputs": {"choice": ["a", "b"]}},
-    "grammar": {"guided_grammar": 'start: "a"'},
-}
-
-
-@pytest.mark.parametrize("form", CONSTRAINTS)
-def test_requests_with_a_constraint_are_counted(server, form):
-    def counts() -> list[float]:
-        name = "pass:constrained_requests_total"
-        return [server.metric(name), server.metric(name, form=form, model_name=server.model)]
-
-    before, constrained = counts(), {"prompt": [15, 16], **CONSTRAINTS[form]}
-    assert server.complete(**constrained, n=2, max_tokens=4).status_code == 200
-    assert counts() == [count + 1 for count in before]
-    unconstrained = {"prompt": [15, 16], "max_tokens": 4, "response_format": {"type": "text"}}
-    assert server.complete(**unconstrained).status_code == 200
-    assert server.complete(**constrained, ignore_eos=True).status_code == 400
-    assert counts() == [count + 1 for count in before]
-
-
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_n_choices_share_one_prefill(server, path):
     fields = {"n": 4, "max_tokens": 6, "temperature": 1, "seed": 3, "ignore_eos": True}
     fields["cache_salt"] = f"no other request has {path}"
     post = server.complete if path == "completions" else server.chat
-    answers = []
     names = ("prefix_cache_queries_total", "prefix_cache_hits_total")
-    counts = differences(server, names, lambda: answers.append(post(**fields).json()))
-    prompt = answers[0]["usage"]["prompt_tokens"]
-    assert answers[0]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    answer, counts = differences(server, names, lambda: post(**fields).json())
+    prompt = answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     # The last token of a prompt is the root of the first window, so it is never cached.
     assert counts == [4 * prompt, 3 * (prompt - 1)]
-    assert len(answers[0]["choices"]) == 4
+    assert len(answer["choices"]) == 4
 
 
 @pytest.mark.slow
@@ -121,10 +89,9 @@ def test_the_times_of_a_sequence_add_up(slow_server):
     names += ["inter_token_latency_seconds_count", "inter_token_latency_seconds_sum"]
     # There is one slot, so the second choice waits for the first.
     fields = {"n": 2, "max_tokens": 8, "plan": "fused", "ignore_eos": True}
-    choices = []
-    queue, prefill, decode, inference, first, whole, gap_count, gap_sum = differences(
-        slow_server, names, lambda: choices.extend(slow_server.complete(**fields).json()["choices"])
-    )
+    answer, changes = differences(slow_server, names, lambda: slow_server.complete(**fields).json())
+    queue, prefill, decode, inference, first, whole, gap_count, gap_sum = changes
+    choices = answer["choices"]
     assert queue == pytest.approx(sum(choice["pass"]["queue_seconds"] for choice in choices))
     assert queue > 0.1
     assert inference == pytest.approx(prefill + decode)
@@ -135,7 +102,7 @@ def test_the_times_of_a_sequence_add_up(slow_server):
 
 
 def test_an_app_mounted_below_a_path_keeps_its_keys(session):
-    outer = Starlette(routes=[Mount("/llm", make_app(session, ServeOptions(keys=("key",))))])
+    outer = Starlette(routes=[Mount("/llm", App(session, keys=("key",)).app)])
     client, keyed = TestClient(outer), {"Authorization": "Bearer key"}
     for path in ("/v1/models", "/v1/completions", "/nothing"):
         assert client.get(f"/llm{path}").status_code == 401
@@ -157,11 +124,8 @@ def test_tokens_that_no_client_read_are_counted(session):
 
 
 def test_apps_have_their_own_metrics_and_need_no_server(session):
-    one, two = (
-        TestClient(make_app(session, ServeOptions(model_name=name))) for name in ("one", "two")
-    )
-    fields = {"model": "one", "prompt": "The", "temperature": 0, "max_tokens": 8}
-    text = one.post("/v1/completions", json=fields).json()["choices"][0]["text"]
+    one, two = (App(session, model_name=name) for name in ("one", "two"))
+    text = one.complete(prompt="The", max_tokens=8).json()["choices"][0]["text"]
     assert session.generate("The").result().text.startswith(text)
-    assert 'vllm:generation_tokens_total{model_name="one"} 8.0' in one.get("/metrics").text
-    assert "vllm:generation_tokens_total{" not in two.get("/metrics").text
+    assert one.metric("vllm:generation_tokens_total", model_name="one") == 8
+    assert "vllm:generation_tokens_total{" not in two.metrics()

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import openai
 import pytest
-
-from pass_runtime import GenerateOptions, SamplingParams
+from metered import written
 
 PROMPT = "The quick brown fox"
+TEXT = "The quick brown fox: Über 12 🦊"
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
-
-
-def written(session, prompt, *, chat=False, max_tokens=24, **options):
-    """Return what a session generates. options: of SamplingParams and of GenerateOptions."""
-    names = {"temperature", "top_k", "top_p", "min_p", "seed"} & options.keys()
-    sampling = SamplingParams(**{name: options.pop(name) for name in names})
-    generate = session.chat if chat else session.generate
-    return generate(prompt, GenerateOptions(max_tokens, sampling, **options)).result()
 
 
 def complete(server, **fields):
@@ -102,19 +94,6 @@ def test_n_choices_have_consecutive_seeds(server, session):
     assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_prompts_may_be_texts_or_token_ids_one_or_several(server, session, stream):
-    texts = ["The quick", "import numpy", "Über"]
-    ids = [session.encode(text) for text in texts]
-    expected = [written(session, text, max_tokens=12).text for text in texts]
-    for prompt, count in [(texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)]:
-        texts_written = [""] * count
-        answer = complete(server, prompt=prompt, max_tokens=12, stream=stream)
-        for choice in choices_of(answer, stream):
-            texts_written[choice.index] += choice.text
-        assert texts_written == expected[:count]
-
-
 def test_a_stop_string_ends_the_text(server, session):
     whole = written(session, PROMPT, max_tokens=40).text
     stop = whole[10:13]
@@ -172,20 +151,22 @@ def test_logprobs_of_chats_are_those_of_the_session(server, session, stream):
     assert values == pytest.approx(likeliest, abs=1e-5)  # since decoding is greedy
 
 
-def test_speculative_false_drafts_nothing(server):
-    for extra, drafts in (
-        ({"speculative": False}, False),
-        ({"speculative": True, "plan": "fused"}, True),
-    ):
-        answer = complete(server, max_tokens=16, extra_body=extra)
-        assert (answer.choices[0].model_extra["pass"]["drafted"] > 0) == drafts
+def test_a_prompt_is_tokenized_and_detokenized(server, session):
+    tokenized = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
+    ids = session.encode(TEXT)
+    assert (tokenized["tokens"], tokenized["count"]) == (ids, len(ids))
+    assert tokenized["max_model_len"] == session.backend.capabilities.max_capacity
+    assert tokenized["token_strs"] == [session.tokenizer.id_to_token(token) for token in ids]
+    back = server.post("/detokenize", {"tokens": ids, "model": server.model}).json()
+    assert back["prompt"] == session.tokenizer.decode(ids, skip_special_tokens=False)
+    plain = server.post("/tokenize", {"prompt": TEXT, "add_special_tokens": False}).json()["tokens"]
+    assert plain == session.tokenizer.encode(TEXT, add_special_tokens=False).ids
 
 
-def test_errors_are_those_of_the_openai_package(server):
-    with pytest.raises(openai.NotFoundError) as caught:
-        server.client().completions.create(model="other", prompt="a")
-    assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as refused:
-        server.client().completions.create(model=server.model, prompt="a", presence_penalty=3.0)
-    assert refused.value.param == "presence_penalty"
-    assert refused.value.type == "invalid_request_error"
+def test_messages_have_the_token_ids_of_a_chat(server, session):
+    tokenized = server.post("/tokenize", {"messages": TURNS}).json()
+    assert tokenized["tokens"] == session.encode_chat(TURNS)
+    answer = server.client().chat.completions.create(
+        model=server.model, messages=TURNS, max_completion_tokens=1
+    )
+    assert answer.usage.prompt_tokens == tokenized["count"]

@@ -6,29 +6,15 @@ import base64
 import hashlib
 import re
 
-import pytest
-from reciting import reciting_session
-from starlette.testclient import TestClient
+from in_process import App
 
-from pass_server.app import make_app
 from pass_server.page import PAGE, content_policy
-from pass_server.serve_options import ServeOptions
 
 HTML = PAGE.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def session(tiny_bundle):
-    with reciting_session(tiny_bundle) as session:
-        yield session
-
-
-def client(session, **options: object) -> TestClient:
-    return TestClient(make_app(session, ServeOptions(**options)))
-
-
 def test_the_page_needs_no_key(session):
-    http = client(session, keys=("k",))
+    http = App(session, keys=("k",)).http
     answer = http.get("/")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert answer.text == HTML
@@ -42,21 +28,15 @@ def test_the_page_needs_no_key(session):
 
 
 def test_the_page_can_be_turned_off(session):
-    http = client(session, page=False)
+    http = App(session, page=False).http
     assert http.get("/").status_code == 404
     assert http.get("/v1/models").status_code == 200
-
-
-def test_the_page_is_read_once(session, monkeypatch):
-    http = client(session)
-    monkeypatch.setattr("pass_server.page.PAGE", PAGE.with_name("no-such-file"))
-    assert http.get("/").text == http.get("/").text == HTML
 
 
 def test_only_the_scripts_and_styles_of_the_page_may_run(session):
     policy = dict(
         part.split(" ", 1)
-        for part in client(session).get("/").headers["content-security-policy"].split("; ")
+        for part in App(session).http.get("/").headers["content-security-policy"].split("; ")
     )
     for tag in ("script", "style"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", HTML, re.DOTALL)

@@ -6,14 +6,12 @@ import json
 from itertools import chain
 
 import pytest
+from in_process import App
 from reciting import reciting_session, right_unless
-from starlette.testclient import TestClient
 from tool_models import THINKING
 
 from pass_runtime import GenerateOptions, SamplingParams
 from pass_runtime.text.templates import ChatTemplate
-from pass_server.app import make_app
-from pass_server.serve_options import ServeOptions
 
 MESSAGES = [{"role": "user", "content": "a"}]
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
@@ -31,7 +29,7 @@ def session(tiny_bundle):
 
 @pytest.fixture(scope="module")
 def http(session):
-    return TestClient(make_app(session, ServeOptions(model_name="m")))
+    return App(session).http
 
 
 def body(path: str, **fields: object) -> dict:
@@ -39,7 +37,7 @@ def body(path: str, **fields: object) -> dict:
     return {"model": "m", "temperature": 0, "max_tokens": 40, "plan": "fused"} | prompt | fields
 
 
-def choices(http: TestClient, path: str, **fields: object) -> list[dict]:
+def choices(http, path: str, **fields: object) -> list[dict]:
     lines = http.post(path, json=body(path, stream=True, **fields)).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]

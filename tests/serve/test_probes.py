@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import zstandard
+from in_process import App
 from running import expect_error
 from starlette.testclient import TestClient
 
 from pass_runtime import GenerateOptions, PassError
 from pass_server import streaming
-from pass_server.app import Entry, make_app
+from pass_server.app import Entry
 from pass_server.middleware import expand
 from pass_server.serve_options import ServeOptions
 from pass_server.service import Service
@@ -29,96 +30,87 @@ ORIGIN = "https://chat.example.org"
 
 
 @pytest.fixture
-def client(session):
-    """Return a function that makes a client of an app."""
+def http(session):
+    with App(session).http as http:
+        yield http
 
-    def make(**options):
-        app = make_app(session, ServeOptions(model_name="m", **options))
-        return TestClient(app, follow_redirects=False)
 
-    return make
+@pytest.fixture
+def keyed(session):
+    with App(session, cors_origins=(ORIGIN,), keys=("k",)).http as http:
+        yield http
 
 
 @pytest.mark.parametrize("path", GET)
-def test_head_is_get_without_the_body(client, path):
-    with client() as http:
-        whole, head = http.get(path), http.head(path)
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["content-type"] == whole.headers["content-type"]
-        assert head.headers.keys() == whole.headers.keys()
-
-
-def test_head_is_404_for_unknown_models_and_405_for_post_paths(client):
-    with client() as http:
-        assert http.head("/v1/models/other").status_code == 404
-        assert http.head("/v1/completions").status_code == 405
+def test_head_is_get_without_the_body(http, path):
+    whole, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.headers.keys() == whole.headers.keys()
+    assert http.head("/v1/models/other").status_code == 404
+    assert http.head("/v1/completions").status_code == 405
 
 
 @pytest.mark.parametrize("path", [*GET, *POST])
-@pytest.mark.parametrize("keys", [(), ("k",)])
-def test_options_lists_the_allowed_methods(client, path, keys):
-    with client(keys=keys) as http:
-        answer = http.options(path)
+def test_options_lists_the_allowed_methods(http, keyed, path):
+    for answer in (http.options(path), keyed.options(path)):
         allowed = answer.headers["allow"].split(", ")
         assert answer.status_code == 204
         assert {"OPTIONS", "POST" if path in POST else "GET"} <= set(allowed)
         assert ("HEAD" in allowed) == ("GET" in allowed)
 
 
-def test_a_stream_has_no_headers_of_an_earlier_one(client):
-    with client(cors_origins=(ORIGIN,)) as http:
-        for headers in ({"Origin": ORIGIN}, {}, {"Origin": ORIGIN}):
-            answer = http.post(
-                "/v1/completions", json=COMPLETION | {"stream": True}, headers=headers
-            )
-            assert answer.status_code == 200
-            assert answer.headers.get("access-control-allow-origin") == headers.get("Origin")
-            assert answer.headers.get("vary", "").count("Origin") <= 1
+def test_a_stream_has_no_headers_of_an_earlier_one(keyed):
+    for origin in ({"Origin": ORIGIN}, {}, {"Origin": ORIGIN}):
+        headers = {"Authorization": "Bearer k"} | origin
+        answer = keyed.post("/v1/completions", json=COMPLETION | {"stream": True}, headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers.get("access-control-allow-origin") == origin.get("Origin")
+        assert answer.headers.get("vary", "").count("Origin") <= 1
 
 
-def test_other_origins_need_the_option_cors_origins(client):
-    headers_of_page = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
-    headers_of_page |= {"Access-Control-Request-Headers": "authorization"}
-    with client() as http:
-        assert "access-control" not in str(http.get("/health", headers=headers_of_page).headers)
-    with client(cors_origins=(ORIGIN,), keys=("k",)) as http:
-        preflight = http.options("/v1/completions", headers=headers_of_page)
-        assert preflight.status_code == 200
-        assert preflight.headers["access-control-allow-origin"] == ORIGIN
-        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
-        refused = http.post("/v1/completions", json=COMPLETION, headers={"Origin": ORIGIN})
-        assert refused.status_code == 401
-        assert refused.headers["access-control-allow-origin"] == ORIGIN
-        foreign = http.options(
-            "/v1/completions", headers=headers_of_page | {"Origin": "https://evil.example"}
-        )
-        assert "access-control-allow-origin" not in foreign.headers
-    for wrong in ("chat.example.org", "https://a/b", ""):
-        with pytest.raises(PassError, match="cors-origin"):
-            ServeOptions(cors_origins=(wrong,))
+def test_other_origins_need_the_option_cors_origins(http, keyed):
+    headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    headers |= {"Access-Control-Request-Headers": "authorization"}
+    assert "access-control" not in str(http.get("/health", headers=headers).headers)
+    preflight = keyed.options("/v1/completions", headers=headers)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+    assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+    refused = keyed.post("/v1/completions", json=COMPLETION, headers={"Origin": ORIGIN})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    headers["Origin"] = "https://evil.example"
+    foreign = keyed.options("/v1/completions", headers=headers)
+    assert "access-control-allow-origin" not in foreign.headers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep_alive_seconds": 0},
+        *({"cors_origins": (wrong,)} for wrong in ("chat.example.org", "https://a/b", "")),
+    ],
+)
+def test_wrong_options_are_refused(options):
+    with pytest.raises(PassError, match=next(iter(options)).replace("_", "-").rstrip("s")):
+        ServeOptions(**options)
 
 
 @pytest.mark.parametrize("path", [*GET, *POST])
 @pytest.mark.parametrize("slashes", ["/", "//"])
-def test_a_slash_at_the_end_changes_nothing(client, path, slashes):
-    headers_of_proxy = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
-    with client() as http:
-        method = "POST" if path in POST else "GET"
-        body = COMPLETION if path == "/v1/completions" else {} if method == "POST" else None
-        without, answer = (
-            http.request(method, each, json=body, headers=headers_of_proxy)
-            for each in (path, path.rstrip("/") + slashes)
-        )
-        assert without.status_code == answer.status_code != 404
-        assert "location" not in answer.headers
-        if path not in ("/metrics", "/v1/completions", "/v1/responses"):  # with ids or times
-            assert without.content == answer.content
-
-
-def test_a_path_with_a_slash_needs_the_key_too(client):
-    with client(keys=("k",)) as http:
-        assert http.get("/v1/models/").status_code == 401
-        assert http.get("/health/").status_code == 200
+def test_a_slash_at_the_end_changes_nothing(http, keyed, path, slashes):
+    headers = {"X-Forwarded-Proto": "https", "Host": "llm.example.org"}
+    method = "POST" if path in POST else "GET"
+    body = COMPLETION if path == "/v1/completions" else {} if method == "POST" else None
+    paths = (path, path.rstrip("/") + slashes)
+    without, answer = (http.request(method, each, json=body, headers=headers) for each in paths)
+    assert without.status_code == answer.status_code != 404
+    assert "location" not in answer.headers
+    if path not in ("/metrics", "/v1/completions", "/v1/responses"):  # with ids or times
+        assert without.content == answer.content
+    needs_key = path in POST or path.startswith("/v1")
+    assert {keyed.request(method, each).status_code == 401 for each in paths} == {needs_key}
 
 
 BODY = json.dumps(COMPLETION).encode()
@@ -139,45 +131,40 @@ def send(http, body, encoding):
 
 
 @pytest.mark.parametrize("encoding", ENCODED_BODIES)
-def test_compressed_bodies_are_expanded(client, encoding):
-    with client() as http:
-        plain = http.post("/v1/completions", json=COMPLETION).json()["choices"][0]["text"]
-        answer = send(http, ENCODED_BODIES[encoding], encoding)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["text"] == plain
+def test_compressed_bodies_are_expanded(http, encoding):
+    plain = http.post("/v1/completions", json=COMPLETION).json()["choices"][0]["text"]
+    answer = send(http, ENCODED_BODIES[encoding], encoding)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == plain
 
 
 @pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, gzip", "compress", "nonsense"])
-def test_other_content_encodings_are_refused(client, encoding):
-    with client() as http:
-        problem = expect_error(send(http, zlib.compress(BODY), encoding), 415)
-        assert f"Content-Encoding '{encoding}'" in problem["message"]
+def test_other_content_encodings_are_refused(http, encoding):
+    problem = expect_error(send(http, zlib.compress(BODY), encoding), 415)
+    assert f"Content-Encoding '{encoding}'" in problem["message"]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_bodies_are_bounded_after_expansion(client, encoding):
+def test_bodies_are_bounded_after_expansion(session, encoding):
     compress = {"gzip": gzip.compress, "zstd": zstandard.compress}[encoding]
-    with client(max_body_bytes=10_000) as http:
+    with App(session, max_body_bytes=10_000).http as http:
         problem = expect_error(send(http, compress(b" " * (1 << 26)), encoding), 413)
         assert problem["code"] == "body_too_large"
-        assert send(http, compress(BODY + b" " * (10_000 - len(BODY))), encoding).status_code == 200
-        assert send(http, compress(BODY + b" " * (10_001 - len(BODY))), encoding).status_code == 413
+        assert send(http, compress(BODY.ljust(10_000)), encoding).status_code == 200
+        assert send(http, compress(BODY.ljust(10_001)), encoding).status_code == 413
         for damaged in (compress(BODY)[:-9], b"junk", BODY):
             problem = expect_error(send(http, damaged, encoding), 400)
             assert problem["code"] in ("invalid_encoding", "invalid_json")
     assert expand(compress(b"a" * 5), encoding, 5) == b"aaaaa"
 
 
-def test_a_body_is_utf8_with_or_without_a_byte_order_mark(client):
-    with client() as http:
-        assert send(http, BODY.decode().encode("utf-8-sig"), "").status_code == 200
-        for name in ("utf-16", "utf-16-le", "utf-32-be"):
-            problem = expect_error(send(http, BODY.decode().encode(name), ""), 400)
-            assert name[:6].upper() in problem["message"]
-        latin = json.dumps(COMPLETION | {"prompt": "caf\u00e9"}, ensure_ascii=False).encode(
-            "latin-1"
-        )
-        assert "UTF-8" in expect_error(send(http, latin, ""), 400)["message"]
+def test_a_body_is_utf8_with_or_without_a_byte_order_mark(http):
+    assert send(http, BODY.decode().encode("utf-8-sig"), "").status_code == 200
+    for name in ("utf-16", "utf-16-le", "utf-32-be"):
+        problem = expect_error(send(http, BODY.decode().encode(name), ""), 400)
+        assert name[:6].upper() in problem["message"]
+    latin = BODY.replace(b"quick", "caf\u00e9".encode("latin-1"))
+    assert "UTF-8" in expect_error(send(http, latin, ""), 400)["message"]
 
 
 STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -214,7 +201,7 @@ def test_a_stream_without_tokens_has_keep_alive_comments(session, monkeypatch, p
             yield piece
 
     monkeypatch.setattr(Service, "pieces", held_pieces)
-    app = make_app(session, ServeOptions(model_name="m", keep_alive_seconds=0.05))
+    app = App(session, keep_alive_seconds=0.05).app
     sent = asyncio.Queue()
 
     async def main() -> bytes:
@@ -237,7 +224,7 @@ def test_a_stream_that_waits_for_a_slot_gets_its_head_at_once(session, monkeypat
     """The head waits HEAD_SECONDS for the first pass only if the stream has a slot. A client that
     disconnects frees its place in the queue."""
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 3600.0)
-    app, sent = make_app(session, ServeOptions(model_name="m")), asyncio.Queue()
+    app, sent = App(session).app, asyncio.Queue()
     release = threading.Event()
     # Holds the thread that decodes, so that the requests keep all slots.
     holder = threading.Thread(target=session.call, args=(lambda _: release.wait(60),))
@@ -268,7 +255,7 @@ def test_a_stream_that_fails_after_its_head_ends_with_an_error(session, monkeypa
 
     monkeypatch.setattr(Service, "pieces", pieces)
     monkeypatch.setattr(streaming, "HEAD_SECONDS", 0.01)
-    with TestClient(make_app(session, ServeOptions(model_name="m"))) as http:
+    with App(session).http as http:
         text = http.post("/v1/completions", json=COMPLETION | {"stream": True}).text
         lines = [line for line in text.splitlines() if line]
         assert json.loads(lines[0].removeprefix("data: "))["error"]["message"] == "it broke"
@@ -287,10 +274,5 @@ def test_a_server_that_warms_up_is_healthy_and_not_ready(session):
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     refused = http.post("/v1/completions", json=COMPLETION)
     assert expect_error(refused, 503)["code"] == "warming_up"
-    entry.app = make_app(session, ServeOptions(model_name="m"))
+    entry.app = App(session).app
     assert http.get("/ready").status_code == 200
-
-
-def test_keep_alive_seconds_are_checked():
-    with pytest.raises(PassError, match="keep-alive-seconds"):
-        ServeOptions(keep_alive_seconds=0)

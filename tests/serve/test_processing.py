@@ -7,9 +7,9 @@ import re
 from typing import Literal
 
 import pytest
+from metered import written
 from pydantic import BaseModel
-
-from pass_runtime import GenerateOptions, SamplingParams
+from running import expect_error
 
 PROMPT = "The quick brown fox"
 TURNS = [{"role": "user", "content": "for i in range"}]
@@ -23,32 +23,41 @@ class Pet(BaseModel):
 
 SCHEMA = Pet.model_json_schema()
 STRICT = {"name": "pet", "schema": SCHEMA, "strict": True}
-SCHEMA_FIELDS = [
-    {"response_format": {"type": "json_schema", "json_schema": STRICT}},
-    {"structured_outputs": {"json": SCHEMA}},
-    {"structured_outputs": {"json": json.dumps(SCHEMA)}},
-    {"guided_json": SCHEMA},
+JSON, NUMBER, WORD = r'\{"kind".*\}', "[0-9]{3}-[ab]{2}", "red|green"
+GRAMMAR, LISTED = 'start: "(" word ("," word)? ")"\nword: "a" | "bc"', r"\((a|bc)(,(a|bc))?\)"
+FORMS = [
+    ("json_schema", {"response_format": {"type": "json_schema", "json_schema": STRICT}}, JSON),
+    ("json_schema", {"structured_outputs": {"json": SCHEMA}}, JSON),
+    ("json_schema", {"structured_outputs": {"json": json.dumps(SCHEMA)}}, JSON),
+    ("json_schema", {"guided_json": SCHEMA}, JSON),
+    ("regex", {"structured_outputs": {"regex": NUMBER}}, NUMBER),
+    ("regex", {"guided_regex": NUMBER}, NUMBER),
+    ("choice", {"structured_outputs": {"choice": ["red", "green"]}}, WORD),
+    ("choice", {"guided_choice": ["red", "green"]}, WORD),
+    ("grammar", {"structured_outputs": {"grammar": GRAMMAR}}, LISTED),
+    ("grammar", {"guided_grammar": GRAMMAR}, LISTED),
 ]
-"""The ways in which a request can ask for SCHEMA."""
-GRAMMAR = 'start: "(" word ("," word)? ")"\nword: "a" | "bc"'
-PATTERN_FIELDS = [
-    ({"structured_outputs": {"regex": "[0-9]{3}-[ab]{2}"}}, "[0-9]{3}-[ab]{2}"),
-    ({"guided_regex": "[0-9]{3}-[ab]{2}"}, "[0-9]{3}-[ab]{2}"),
-    ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
-    ({"guided_choice": ["red", "green"]}, "red|green"),
-    ({"structured_outputs": {"grammar": GRAMMAR}}, r"\((a|bc)(,(a|bc))?\)"),
-    ({"guided_grammar": GRAMMAR}, r"\((a|bc)(,(a|bc))?\)"),
-]
-"""Constraints, and a regular expression of the texts that each allows."""
+"""The ways to ask for a constraint, with its form, and a regular expression of its texts."""
 
 
-@pytest.mark.parametrize("fields", SCHEMA_FIELDS, ids=lambda fields: next(iter(fields)))
+@pytest.mark.parametrize(("form", "fields", "pattern"), FORMS)
 @pytest.mark.parametrize("kind", ["complete", "chat"])
-def test_a_schema_is_followed(server, kind, fields):
-    answer = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, **fields)
-    (choice,) = answer.json()["choices"]
-    assert choice["finish_reason"] == "stop"
-    Pet.model_validate_json(choice["text"] if kind == "complete" else choice["message"]["content"])
+def test_a_constraint_is_followed_and_counted(server, kind, form, fields, pattern):
+    def count() -> float:
+        return server.metric("pass:constrained_requests_total", form=form, model_name=server.model)
+
+    before = count()
+    answer = getattr(server, kind)(max_tokens=200, seed=4, temperature=1, n=2, **fields)
+    for choice in answer.json()["choices"]:
+        text = choice["text"] if kind == "complete" else choice["message"]["content"]
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(pattern, text, re.DOTALL)
+        if pattern is JSON:
+            Pet.model_validate_json(text)
+    assert count() == before + 1
+    assert server.complete(**fields, ignore_eos=True).status_code == 400
+    assert server.complete(max_tokens=1, response_format={"type": "text"}).status_code == 200
+    assert count() == before + 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -67,7 +76,9 @@ def test_the_openai_package_parses_answers_with_a_schema(server, stream):
 
 def test_json_object_makes_the_model_write_objects(server):
     fields = {"response_format": {"type": "json_object"}, "temperature": 1, "max_tokens": 700}
+    counted = server.metric("pass:constrained_requests_total", form="json_object")
     choices = [server.chat(seed=seed, **fields).json()["choices"][0] for seed in range(4)]
+    assert server.metric("pass:constrained_requests_total", form="json_object") == counted + 4
     ended = [choice for choice in choices if choice["finish_reason"] == "stop"]
     texts = [choice["message"]["content"] for choice in ended]
     assert texts
@@ -75,20 +86,11 @@ def test_json_object_makes_the_model_write_objects(server):
     assert all(isinstance(json.loads(text), dict) for text in texts)
 
 
-@pytest.mark.parametrize(("fields", "pattern"), PATTERN_FIELDS, ids=lambda value: str(value)[:40])
-def test_regexes_choices_and_grammars_are_followed(server, fields, pattern):
-    for seed in range(3):
-        answer = server.complete(max_tokens=40, temperature=1.5, seed=seed, **fields)
-        (choice,) = answer.json()["choices"]
-        assert choice["finish_reason"] == "stop"
-        assert re.fullmatch(pattern, choice["text"])
-
-
 def test_best_of_returns_the_likeliest_texts(server, session):
     sequences, mean_logprobs = [], {}
     for seed in range(7, 12):
-        options = GenerateOptions(12, SamplingParams(1.0, seed=seed), logprobs=0)
-        sequences.append(sequence := session.generate(PROMPT, options).result())
+        sequence = written(session, PROMPT, max_tokens=12, temperature=1.0, seed=seed, logprobs=0)
+        sequences.append(sequence)
         logprobs = [token.logprobs.logprob for token in sequence.tokens]
         mean_logprobs[sequence.text] = sum(logprobs) / len(logprobs)
     body = {"model": server.model, "prompt": PROMPT, "max_tokens": 12, "temperature": 1}
@@ -111,5 +113,24 @@ def test_echo_begins_with_the_prompt(server, session, stream):
         for chunk in answer if stream else [answer]:
             for choice in chunk.choices:
                 texts[choice.index] += choice.text
-        written = [session.generate(each, GenerateOptions(6)).result().text for each in prompts]
-        assert texts == [prompts[i // 2] + written[i // 2] for i in range(4)]
+        ends = [written(session, each, max_tokens=6).text for each in prompts]
+        assert texts == [prompts[i // 2] + ends[i // 2] for i in range(4)]
+
+
+@pytest.mark.slow
+def test_a_grammar_that_is_too_ambiguous_ends_the_text_with_an_error(server):
+    grammar = 'start: a\na: a a a | a a | "x" | "xx" | "xxx"'
+    body = {"guided_grammar": grammar, "max_tokens": 400, "min_tokens": 400}
+    assert expect_error(server.complete(**body), 400)["code"] == "constraint_too_complex"
+    events = server.complete(**body, stream=True).text
+    assert "constraint_too_complex" in events
+    assert events.endswith("data: [DONE]\n\n")
+
+
+def test_a_constraint_may_allow_text_that_spells_a_special_token(server, session):
+    added = session.tokenizer.get_added_tokens_decoder().values()
+    special = next(token for token in added if token.special).content
+    for fields in ({"guided_choice": [special]}, {"guided_json": {"const": special}}):
+        (choice,) = server.complete(max_tokens=60, **fields).json()["choices"]
+        assert choice["text"].strip('"') == special
+        assert choice["finish_reason"] == "stop"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click import Context
 
 from pass_runtime import GenerateOptions, PassError, SamplingParams, options_of
 from pass_runtime.cli.batch_session import line_options
@@ -18,7 +17,6 @@ from pass_server.api_error import ApiError
 from pass_server.request import _options
 from pass_server.responses_input import ChatConversion, ResponsesRequest
 from pass_server.schemas import HTTP_BOUNDS, ChatRequest, CompletionRequest
-from pass_server.triton.config import inputs
 from pass_server.triton.tensors import read_request
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +60,7 @@ DOORS = [by_python, by_flag, by_line, by_http, by_triton]
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", FIELDS)
-def test_every_door_has_the_bounds_of_the_table(name: str, door: Any):
+def test_every_door_has_the_bounds_of_the_table(name, door):
     """But for the HTTP API's own bounds of temperature and seed."""
     field, step = FIELDS[name], 1 if FIELDS[name].type is int else 0.5
     bounds = dict(field.bounds)
@@ -87,7 +85,7 @@ def test_top_k_minus_1_and_top_p_0_are_taken_by_every_door():
         assert door("top_p", 0).resolved().temperature == 0
 
 
-def test_the_generated_header_and_table_are_current(monkeypatch: pytest.MonkeyPatch):
+def test_the_generated_header_and_table_are_current(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import field_tables
 
@@ -95,17 +93,3 @@ def test_the_generated_header_and_table_are_current(monkeypatch: pytest.MonkeyPa
     assert field_tables.HEADER.read_text(encoding="utf-8") == field_tables.header(), advice
     docs = field_tables.DOCS.read_text(encoding="utf-8")
     assert field_tables.docs(docs) == docs and "`min_p`" in docs, advice
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_door_describes_a_field_as_the_table_does(name: str):
-    field = FIELDS[name]
-    for command in ("generate", "chat", "batch"):
-        params = main.get_command(Context(main), command).params
-        (option,) = (each for each in params if each.name == name)
-        assert field.flag in option.opts
-        assert field.help in option.help or (command, name) == ("batch", "seed")
-    for model in (ChatRequest, ResponsesRequest, CompletionRequest):
-        described = model.model_json_schema()["properties"][field.http]["description"]
-        assert described == HTTP_BOUNDS.get(name, {}).get("description", field.help)
-    assert field.triton in {None, *(each.name for each in inputs(tokens=True))}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-import openai
 import pytest
+from metered import written
 from pydantic import BaseModel
-from running import expect_error
-
-from pass_runtime import GenerateOptions, SamplingParams
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "for i in range"}]
+OPTIONS = {"chat": True, "temperature": 0.7, "seed": 3}
+"""What the requests of `fields` ask of a session."""
 END = {"1": 12}
 """A bias with which the random model ends its text as soon as a constraint allows it."""
 
@@ -20,12 +19,6 @@ END = {"1": 12}
 class Answer(BaseModel):
     city: Literal["Paris", "Rome"]
     sure: bool
-
-
-def expected(session, messages):
-    """Return what a session generates for the requests of `fields`."""
-    options = GenerateOptions(max_new_tokens=24, sampling=SamplingParams(temperature=0.7, seed=3))
-    return session.chat(messages, options).result()
 
 
 def fields(server, **more):
@@ -42,7 +35,7 @@ def ask(server, **more):
 
 def test_a_response_has_the_text_and_usage_of_a_session(server, session):
     answer = server.client().responses.create(**fields(server), metadata={"a": "b"})
-    generation = expected(session, TURNS)
+    generation = written(session, TURNS, **OPTIONS)
     assert answer.output_text == generation.text
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     (message,) = answer.output
@@ -62,7 +55,7 @@ def test_instructions_are_a_system_message(server, session):
     answer = server.client().responses.create(
         **fields(server, input="for i in range"), instructions="Be brief."
     )
-    assert answer.output_text == expected(session, TURNS).text
+    assert answer.output_text == written(session, TURNS, **OPTIONS).text
     assert answer.instructions == "Be brief."
 
 
@@ -72,24 +65,24 @@ def test_input_items_are_messages_of_a_chat(server, session):
     def texts(*parts):
         return [{"type": "input_text", "text": part} for part in parts]
 
-    written = {"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}
+    earlier = {"type": "output_text", "text": "Yes.", "annotations": [], "logprobs": []}
     answer = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
     items = [
         {"type": "message", "role": "developer", "content": texts("Be brief.")},
         TURNS[1],
-        answer | {"content": [written]},
+        answer | {"content": [earlier]},
         {"role": "user", "content": texts("a", "b")},
     ]
     messages = [*TURNS, {"role": "assistant", "content": "Yes."}]
     messages.append({"role": "user", "content": "a\nb"})
     response = server.client().responses.create(**fields(server, input=items))
-    assert response.output_text == expected(session, messages).text
+    assert response.output_text == written(session, messages, **OPTIONS).text
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_events_of_a_stream_make_up_the_whole_answer(server, session, ends):
     """ends: whether a stop string completes the text, or `max_output_tokens` cut it off."""
-    full_text = expected(session, TURNS).text
+    full_text = written(session, TURNS, **OPTIONS).text
     more = {"seed": 3} | ({"stop": full_text[len(full_text) // 2 :]} if ends else {})
     whole = server.client().responses.create(**fields(server, extra_body=more))
     events = list(server.client().responses.create(**fields(server, extra_body=more), stream=True))
@@ -152,77 +145,3 @@ def test_text_formats_are_response_formats_of_a_chat(server):
     assert anything.output_text.startswith("{")
     plain = responses.create(**fields(server), text={"format": {"type": "text"}})
     assert plain.text.format.type == "text"
-
-
-OBFUSCATED = {"include_obfuscation": True}
-CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
-IMAGE = {"type": "input_image", "image_url": "a"}
-INFINITE = {"type": "function", "name": "f", "parameters": {"a": float("inf")}}
-UNSUPPORTED = [
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"stream": True, "stream_options": OBFUSCATED}, "stream_options.include_obfuscation"),
-    ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-    ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input.0.encrypted_content"),
-    ({"input": [CALL]}, "input.0"),
-    ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input.0"),
-]
-WRONG = [
-    ({"input": 5}, "input"),
-    ({"input": []}, "input"),
-    ({"input": ["a"]}, "input.0"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
-    ({"input": [{"type": "message", "content": "a"}]}, "input.0.role"),
-    ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
-    ({"input": [TURNS[0], {"role": "user", "content": "a", "colour": 1}]}, "input.1.colour"),
-    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content"),
-    ({"input": "word " * 1000}, "input"),
-    ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"max_output_tokens": 100000}, "max_output_tokens"),
-    ({"temperature": 3}, "temperature"),
-    ({"metadata": {"a": 1}}, "metadata.a"),
-    ({"n": 2}, "n"),
-    ({"max_tokens": 2}, "max_tokens"),
-    ({"stream_options": {}}, "stream_options"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
-    ({"tools": [INFINITE]}, None),  # the body is not JSON
-    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
-    ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
-    ({"text": {"format": {"type": "json_schema", "schema": {"type": "animal"}}}}, "text.format"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"text": {"format": {"type": "json_object"}}, "ignore_eos": True}, "ignore_eos"),
-]
-
-
-@pytest.mark.parametrize(("more", "param"), UNSUPPORTED, ids=lambda value: str(value)[:40])
-def test_unsupported_values_are_refused_by_name(server, more, param):
-    problem = expect_error(ask(server, **more), 400)
-    assert (problem["param"], problem["code"]) == (param, "unsupported_parameter")
-
-
-@pytest.mark.parametrize(("more", "param"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_values_are_refused_by_name(server, more, param):
-    body = json.dumps({"model": server.model, "input": "a", **more})
-    problem = expect_error(server.post_body("/v1/responses", body), 400)
-    assert problem["param"] == param
-    names_of_chats = {"messages", "max_completion_tokens", "response_format"}
-    assert not set(problem["message"].split()) & names_of_chats
-
-
-def test_stored_responses_are_refused_with_the_reason(server):
-    for more in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"store": True}):
-        assert "stores no" in expect_error(ask(server, **more), 400)["message"]
-    responses = server.client().responses
-    answer = responses.create(**fields(server))
-    calls = (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list)
-    for call in calls:
-        with pytest.raises(openai.NotFoundError) as caught:
-            list(call(answer.id) or ())
-        assert caught.value.code == "response_not_stored"
-        assert "stores no responses" in caught.value.message
-    assert expect_error(ask(server, model="other"), 404)["param"] == "model"

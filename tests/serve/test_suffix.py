@@ -4,14 +4,10 @@ editors ask for it."""
 from __future__ import annotations
 
 import pytest
+from in_process import App
 from reciting import reciting_session
 from running import expect_error
-from starlette.testclient import TestClient
 from tool_models import HERMES, with_template
-
-from pass_runtime import PassError
-from pass_server.app import make_app
-from pass_server.serve_options import ServeOptions
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 PREFIX, SUFFIX = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
@@ -38,20 +34,11 @@ def session(random_bundle, tmp_path_factory):
 
 @pytest.fixture
 def client(session):
-    return TestClient(make_app(session, ServeOptions(model_name="m")))
+    return App(session)
 
 
 def complete(client, **fields):
-    body = {"model": "m", "prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 32, "temperature": 0}
-    return client.post("/v1/completions", json=body | fields)
-
-
-def test_the_prompt_has_the_models_own_markers(session):
-    before, after, gap, _ = QWEN
-    written = f"{before}{PREFIX}{after}{SUFFIX}{gap}"
-    assert session.encode_infill(PREFIX, SUFFIX) == session.encode(written)
-    with pytest.raises(PassError, match="not valid UTF-8"):
-        session.encode_infill(PREFIX, "\ud800")
+    return client.complete(**{"prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 32} | fields)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -60,7 +47,9 @@ def test_the_answer_is_the_text_in_the_gap(session, client, n):
     for choice in answer["choices"]:
         assert (choice["text"], choice["finish_reason"]) == (GAP, "stop")
         assert choice["pass"]["stop_reason"] == session.vocabulary.special("<|fim_pad|>")
-    assert answer["usage"]["prompt_tokens"] == len(session.encode_infill(PREFIX, SUFFIX))
+    before, after, gap, _ = QWEN
+    prompt = session.encode(f"{before}{PREFIX}{after}{SUFFIX}{gap}")
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
     assert complete(client, echo=True).json()["choices"][0]["text"] == PREFIX + GAP
 
 

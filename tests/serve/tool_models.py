@@ -4,12 +4,12 @@ Llama 3 and Mistral, but short: they write only the names of tools."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from manifests import linked, real_document, replace, write_manifest
+
 from pass_runtime.bundle.integrity import file_info
-from pass_runtime.bundle.manifest import FILE_NAME, digest_of
 
 HERMES = """
 {%- if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool.function.name | tojson }}{% endfor %}{% endif %}
@@ -56,12 +56,13 @@ SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]")
 def with_template(
     bundle: Path, output: Path, template: str, special: Sequence[str] = SPECIAL
 ) -> Path:
-    """Copy a tiny bundle with another chat template. PLAIN and `special` replace the last tokens of
-    its vocabulary. Return the copy."""
-    shutil.copytree(bundle, output)
-    (output / "chat_template.jinja").write_text(template, encoding="utf-8")
-    path = output / "tokenizer.json"
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    """Return a copy of a tiny bundle with another chat template. PLAIN and `special` replace the last
+    tokens of its vocabulary."""
+    output.mkdir()
+    document, tokenizer = (
+        real_document(bundle),
+        json.loads((bundle / "tokenizer.json").read_bytes()),
+    )
     model, added = tokenizer["model"], (*PLAIN, *special)
     first = len(model["vocab"]) - len(added)
     model["merges"] = model["merges"][: -len(added)]
@@ -71,12 +72,12 @@ def with_template(
         {"id": first + i, "content": text, "special": text in special, **flags}
         for i, text in enumerate(added)
     ]
-    path.write_text(json.dumps(tokenizer), encoding="utf-8")
-    manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
-    for name in ("chat_template.jinja", "tokenizer.json"):
-        manifest["files"][name] = file_info(output / name).model_dump()
-    manifest["digest"] = digest_of(manifest)
-    (output / FILE_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    linked(bundle, output)
+    files = {"chat_template.jinja": template, "tokenizer.json": json.dumps(tokenizer)}
+    for name, text in files.items():
+        replace(output / name, text.encode())
+        document["files"][name] = file_info(output / name).model_dump()
+    write_manifest(output, document)
     return output
 
 
@@ -91,3 +92,5 @@ DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
 WEATHER = tool("weather", city={"enum": ["Paris", "Rome"]}, days=DAYS)
 CLOCK = tool("clock", utc={"type": "boolean"})
 TOOLS = [WEATHER, CLOCK]
+FUNCTIONS = [{"type": "function"} | each["function"] for each in TOOLS]
+"""TOOLS, in the form of /v1/responses."""

@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from metered import Metered
+from metered import Metered, wait_until
 
 from pass_server.triton.config import inputs
 
@@ -68,7 +68,7 @@ class Triton(Metered):
     """A server over `repository` on free loopback ports. Its output goes to `log`."""
 
     def __init__(self, repository: Path, log: Path, *arguments: str) -> None:
-        self.log = log
+        self.repository, self.log = repository, log
         self._shared = f"pass_tests_{os.getpid()}_{time.monotonic_ns()}"
         http, grpc, metrics = free_ports(3)
         self.http, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
@@ -86,11 +86,11 @@ class Triton(Metered):
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 120
-        while not self.ready:
+        def ready() -> bool:
             assert self.process.poll() is None, self.log_text
-            assert time.monotonic() < deadline, self.log_text
-            time.sleep(0.05)
+            return self.ready
+
+        wait_until(ready, 120)
 
     def __enter__(self) -> Triton:
         return self

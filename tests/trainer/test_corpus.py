@@ -52,9 +52,7 @@ FINE = '{"text": "fine"}\n\n'
         ),
     ],
 )
-def test_files_without_text_are_refused(
-    tmp_path: Path, name: str, content: bytes | None, reason: str
-):
+def test_files_without_text_are_refused(tmp_path, name, content, reason):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert reason in refused(tmp_path / name)
@@ -145,7 +143,9 @@ def test_a_whole_message_becomes_a_prompt(tmp_path: Path, template: bool):
         tokenizer.chat_template = None
     path = write_messages(tmp_path / "log.jsonl", "why is a fox red?", "brown " * 200)
     sources = read_sources([path])
-    distiller = Distiller(NoAnswers(), tokenizer, (EOS,), sources, Recipe(sequences=8, length=80))
+    distiller = Distiller(
+        NoAnswers(), tokenizer, (EOS,), sources, Recipe(sequences=8, sequence_length=80)
+    )
     distiller.check()
     distiller.write_missing(tmp_path / "shards", [0])
     data = distiller.read(tmp_path / "shards", [0])
@@ -157,7 +157,7 @@ def test_a_whole_message_becomes_a_prompt(tmp_path: Path, template: bool):
 
 def test_a_source_whose_messages_are_all_too_long_is_refused(tmp_path: Path):
     sources = read_sources([write_messages(tmp_path / "log.jsonl", "brown " * 200)])
-    recipe = Recipe(sequences=8, length=80)
+    recipe = Recipe(sequences=8, sequence_length=80)
     distiller = Distiller(NoAnswers(), make_tokenizer(), (EOS,), sources, recipe)
     with pytest.raises(
         PassError, match="its messages are too long; use a larger --sequence-length"

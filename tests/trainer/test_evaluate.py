@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
+import bench_peers
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,6 @@ from pass_exporter.model.registry import resolve
 from pass_runtime import load
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.lossless import first_difference
 from pass_runtime.measuring.real_use import (
     ALL_KINDS,
     CONTINUED_KINDS,
@@ -35,10 +32,9 @@ from pass_runtime.measuring.real_use import (
     encode,
     read_prompt_set,
 )
-from pass_runtime.options import GenerateOptions
+from pass_trainer.config import PROMPTS, EvaluateConfig
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation import answers
-from pass_trainer.evaluation import evaluate as evaluation
 from pass_trainer.evaluation.card import HEADINGS, markdown, rows_of
 from pass_trainer.evaluation.counts import (
     DraftCounts,
@@ -48,9 +44,7 @@ from pass_trainer.evaluation.counts import (
 )
 from pass_trainer.evaluation.evaluate import (
     PADDING_TOKEN,
-    PROMPTS,
     SKIPPED_DRAFT,
-    EvaluateConfig,
     drafts_of,
     evaluate,
 )
@@ -78,13 +72,7 @@ def config(tiny_model: Path, adapter_weights: Path, prompts: Path) -> EvaluateCo
     return EvaluateConfig(*files, TOKENS, (0.0, 0.8), lookahead=LOOKAHEAD, device="cpu")
 
 
-@pytest.fixture(scope="module")
-def bench_peers() -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-    return importlib.import_module("bench_peers")
-
-
-def count_in_runtime(bench_peers, session, prompts, temperature, top_k=0):
+def count_in_runtime(session, prompts, temperature, top_k=0):
     """Return the counts outside loops and in loops, by kind and plan."""
     outside_loops, in_loops = (
         {kind: dict.fromkeys(PLANS, PassCounts()) for kind in (*CORE_KINDS, ALL_KINDS)}
@@ -112,7 +100,7 @@ def count_in_runtime(bench_peers, session, prompts, temperature, top_k=0):
     ],
 )
 def test_the_numbers_of_passes_are_those_of_the_runtime(
-    request, bench_peers, config, prompts, bundle, temperature, top_k
+    request, config, prompts, bundle, temperature, top_k
 ):
     """At high temperatures the noise, which drafts share, makes more of them right."""
     directory = request.getfixturevalue(bundle)
@@ -123,7 +111,7 @@ def test_the_numbers_of_passes_are_those_of_the_runtime(
     (expected,) = evaluate(EvaluateConfig(**(vars(config) | changed)), Silent()).values()
     with load(directory) as session:
         outside_loops, in_loops = count_in_runtime(
-            bench_peers, session, read_prompt_set(prompts), temperature, top_k
+            session, read_prompt_set(prompts), temperature, top_k
         )
     assert list(outside_loops) == list(expected) == [*CORE_KINDS, ALL_KINDS]
     for kind, split in expected.items():
@@ -134,31 +122,6 @@ def test_the_numbers_of_passes_are_those_of_the_runtime(
         assert right[0] > 0 and (temperature < 9 or right[2] > 10)
     else:
         assert temperature < 9 or right[0] > 10
-
-
-def test_the_drafts_are_those_of_the_runtime(config, adapter_bundle, monkeypatch):
-    """Each pass accepts as many drafts as are right of the trainer's."""
-    counted = []  # for each answer, the drafts and the answer
-    monkeypatch.setattr(
-        evaluation, "count_drafts", lambda drafts, written, _: counted.append((drafts, written))
-    )
-    monkeypatch.setattr(evaluation, "by_kind", lambda *_: {})
-    evaluate(config, Silent())
-    session, prompt_set = load(adapter_bundle), read_prompt_set(config.prompts)
-    for temperature, answers_counted in ((0.0, counted[:6]), (0.8, counted[6:])):
-        for prompt, (drafts, written) in zip(prompt_set, answers_counted, strict=True):
-            sampling = SamplingParams(temperature, seed=prompt.seed)
-            options = GenerateOptions(TOKENS + EXTRA_TOKENS, sampling, "fused", lookahead=LOOKAHEAD)
-            ids = encode(session, prompt)
-            stream = session.generate_ids(ids, options)
-            begin = 0  # how many tokens earlier passes wrote
-            for emitted in stream:
-                if begin and begin - 1 < len(drafts):  # the first pass has no drafts
-                    right = sum(right_in_row(drafts[begin - 1].tolist(), written[begin:]))
-                    assert len(emitted) == min(1 + right, len(written) - begin)
-                begin += len(emitted)
-            assert first_difference(session, ids, options, written, stream.token_ids) is None
-    session.close()
 
 
 def test_answers_are_cached_and_a_damaged_file_of_answers_is_refused(config, monkeypatch, cache):
@@ -270,7 +233,7 @@ def test_right_drafts_are_counted_as_the_definition_says(written, tokens, data):
         ]
         assert tried == len(reached)
         assert right == sum(drafts[k, j] == written[k + 1 + j] for k in reached)
-    sums = by_kind(["chat", "code", "chat"], [counts, counts, counts], 3)
+    sums = by_kind(["chat", "code", "chat"], [counts, counts, counts])
     assert list(sums) == ["chat", "code", ALL_KINDS]
     assert sums[ALL_KINDS] == sums["chat"] + sums["code"]
     assert sums[ALL_KINDS].outside_loops.places == 3 * counts.outside_loops.places
@@ -281,7 +244,8 @@ def test_acceptance_and_tau_follow_from_counts():
     assert figures.conditional == [0.5, 0.4, 0.0] and figures.cumulative == [0.5, 0.2, 0.0]
     assert figures.accepted == pytest.approx(0.7) and figures.places == 10
     assert figures.as_json()["tau"] == {"two-pass": 1.2, "fused": 1.5}
-    assert DraftCounts.zero(2).cumulative == [0.0, 0.0]
+    none = DraftCounts((0, 0), (0, 0), PassCounts(), PassCounts())
+    assert none.cumulative == [0.0, 0.0]
 
 
 def test_a_table_has_a_row_for_each_temperature_and_kind(config):

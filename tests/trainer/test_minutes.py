@@ -11,7 +11,7 @@ from training import Silent, equal_tensors, small_run, weights
 from pass_runtime import PassError
 from pass_trainer import run as run_module
 from pass_trainer.config import TrainConfig
-from pass_trainer.run import run
+from pass_trainer.run import TrainReport, run
 from pass_trainer.train import TEXT_SHARE, WRITING_SECONDS, Schedule, Times
 from pass_trainer.writers import TorchTextWriter
 
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 class Watch(Silent):
-    """The clock and the progress of a run: steps, measurements and shards take the seconds
-    above."""
+    """The clock and the progress of a run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, killed_at: float = 1e9) -> None:
         self.now, self.killed_at, self.shards = 0.0, killed_at, 0
@@ -52,6 +51,12 @@ class Watch(Silent):
         return step
 
 
+def timed_run(config: TrainConfig, killed_at: float = 1e9) -> tuple[Watch, TrainReport]:
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Watch(patch, killed_at)
+        return watch, run(config, watch, watch)
+
+
 @pytest.fixture
 def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
@@ -61,12 +66,8 @@ def config(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_a_run_ends_in_time_with_weights_and_a_last_measurement(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-):
-    with monkeypatch.context() as patch:
-        watch = Watch(patch)
-        report = run(config, watch, watch)
+def test_a_run_ends_in_time_with_weights_and_a_last_measurement(config: TrainConfig):
+    watch, report = timed_run(config)
     steps = len(report.history.loss)
     remaining = 60 * config.minutes - watch.now
     assert WRITING_SECONDS <= remaining <= WRITING_SECONDS + MEASURE_SECONDS + 2 * STEP_SECONDS
@@ -79,33 +80,24 @@ def test_a_run_ends_in_time_with_weights_and_a_last_measurement(
 
 
 @pytest.mark.slow
-def test_text_is_written_for_its_share_of_the_time(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_text_is_written_for_its_share_of_the_time(config: TrainConfig):
     """A shard that was begun is finished."""
     few = replace(config, output=config.output / "few", recipe=replace(config.recipe, sequences=64))
-    with monkeypatch.context() as patch:
-        watch = Watch(patch)
-        history = run(config, watch, watch).history
-        assert watch.shards == history.shards
-        assert history.clock["training"] == SHARD_SECONDS * watch.shards
-        least = TEXT_SHARE * 60 * config.minutes
-        assert least <= history.clock["training"] < least + SHARD_SECONDS
-        assert run(few, watch, watch).history.shards == 1
+    watch, report = timed_run(config)
+    assert watch.shards == report.history.shards
+    assert report.history.clock["training"] == SHARD_SECONDS * watch.shards
+    least = TEXT_SHARE * 60 * config.minutes
+    assert least <= report.history.clock["training"] < least + SHARD_SECONDS
+    assert timed_run(few)[1].history.shards == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_resumes_with_the_time_that_is_left(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        watch = Watch(patch, killed_at=60 * config.minutes * 3 / 4)
-        run(config, watch, watch)
+def test_a_run_that_was_killed_resumes_with_the_time_that_is_left(config: TrainConfig):
+    with pytest.raises(KeyboardInterrupt):
+        timed_run(config, killed_at=60 * config.minutes * 3 / 4)
     assert (config.output / "checkpoint" / "progress.json").exists()
     assert not (config.output / "lookahead.safetensors").exists()
-    with monkeypatch.context() as patch:
-        watch = Watch(patch)
-        report = run(replace(config, resume=True), watch, watch)
+    watch, report = timed_run(replace(config, resume=True))
     # Steps after the last checkpoint are repeated: checkpoints are up to a tenth of the run apart.
     repeated = 60 * config.minutes / 10 + STEP_SECONDS + MEASURE_SECONDS
     assert 60 * config.minutes / 4 - 20 <= watch.now <= 60 * config.minutes / 4 + repeated
@@ -114,14 +106,10 @@ def test_a_run_that_was_killed_resumes_with_the_time_that_is_left(
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patch:
-        watch = Watch(patch)
-        first = run(replace(config, minutes=2), watch, watch)
+def test_a_finished_run_is_given_more_minutes(config: TrainConfig):
+    _, first = timed_run(replace(config, minutes=2))
     steps, first_weights = len(first.history.loss), weights(config.output)
-    with monkeypatch.context() as patch:
-        watch = Watch(patch)
-        longer = run(replace(config, resume=True), watch, watch)
+    watch, longer = timed_run(replace(config, resume=True))
     assert longer.history.loss[:steps] == first.history.loss
     assert len(longer.history.loss) > steps
     assert [(stage.start, stage.minutes) for stage in longer.history.stages] == [(0, 2), (steps, 4)]
@@ -137,24 +125,17 @@ def test_a_finished_run_is_given_more_minutes(config: TrainConfig, monkeypatch: 
         run(by_steps, Silent())
 
 
-def test_a_run_whose_minutes_pass_before_there_is_text_fails(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-):
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(PassError, match=r"--minutes 0\.2 passed before .* give more"),
-    ):
-        watch = Watch(patch)
-        run(replace(config, minutes=0.2), watch, watch)
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"minutes": 0.2}, r"--minutes 0\.2 passed before .* give more"),
+        ({"held_out": 4096}, r"--held-out 4096 leaves none of the \d+ written"),
+    ],
+)
+def test_a_run_that_has_no_text_to_train_on_fails(config, change, error):
+    with pytest.raises(PassError, match=error):
+        timed_run(replace(config, **change))
     assert not (config.output / "lookahead.safetensors").exists()
-
-
-def test_held_out_sequences_leave_some_to_train_on(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-):
-    watch = Watch(monkeypatch)
-    with pytest.raises(PassError, match=r"--held-out 4096 leaves none of the \d+ written"):
-        run(replace(config, held_out=4096), watch, watch)
 
 
 def test_the_share_of_a_run_follows_the_clock(config: TrainConfig):

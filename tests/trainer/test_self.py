@@ -96,7 +96,7 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
-    writer, recipe = LoopWriter(tokenizer, TURNS), Recipe(sequences=2, length=80)
+    writer, recipe = LoopWriter(tokenizer, TURNS), Recipe(sequences=2, sequence_length=80)
     distiller = Distiller(writer, tokenizer, (EOS,), [None], recipe)
     distiller.write_missing(tmp_path, range(1))
     data = distiller.read(tmp_path, [0])
@@ -106,9 +106,7 @@ def test_a_text_is_cut_after_the_first_period_of_a_loop(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "int8"])
-def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
-    tiny_model: Path, tmp_path: Path, kind: str
-):
+def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(tiny_model, tmp_path, kind):
     loaded = load_model(resolve(str(tiny_model)), "fp32")
     writer: TextWriter = TorchTextWriter(loaded.model, (EOS,))
     if kind == "int8":
@@ -131,14 +129,12 @@ def test_a_writer_continues_prompts_up_to_an_end_token_or_the_length(
 
 
 @pytest.mark.slow
-def test_a_base_model_trains_on_text_of_its_own(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_base_model_trains_on_text_of_its_own(tiny_model, tmp_path, monkeypatch):
     """A later run reads the shards of the first."""
     monkeypatch.setenv("PASS_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("chat_template*"))
-    recipe = Recipe(sequences=64, length=40, prompt=(4, 8))
+    recipe = Recipe(sequences=64, sequence_length=40, prompt_tokens=(4, 8))
     small = {"lookahead": 2, "steps": 2, "head": True, "head_rank": 8, "head_width": 16}
     formats = {"dtype": "fp32", "device": "cpu", "write_with": "torch"}
     files = (str(base), (Path(SELF_NAME),), tmp_path / "run")
@@ -147,7 +143,7 @@ def test_a_base_model_trains_on_text_of_its_own(
     shards = list((tmp_path / "cache").glob("distilled/*/*/shard-*"))
     stamps = [path.stat().st_mtime_ns for path in shards]
     # The prompts of a base model are its start token alone, so one token long.
-    assert load_file(shards[0])["prompts"].unique().tolist() == [1]
+    assert load_file(shards[0])["prompt_lengths"].unique().tolist() == [1]
     larger = replace(recipe, sequences=66)
     run(replace(config, output=tmp_path / "larger", recipe=larger), Silent())
     assert [path.stat().st_mtime_ns for path in shards] == stamps

@@ -27,13 +27,10 @@ def config(lookahead: int = 8) -> TrainConfig:
     return TrainConfig("model", (), Path("out"), lookahead=lookahead)
 
 
-def test_the_sizes_on_a_cpu_are_fixed():
-    assert (shard_size(None, SMALL, 256), batch_size(None, SMALL, 1536, config())) == (64, 1)
-
-
-def test_a_large_gpu_gets_the_maximum_sizes():
-    assert shard_size(140 * GIB, SMALL, 256) == MAX_SHARD_SEQUENCES
-    assert batch_size(140 * GIB, SMALL, 1536, config()) == MAX_BATCH
+def test_the_sizes_on_a_cpu_are_fixed_and_a_large_gpu_gets_the_largest():
+    for memory, sizes in ((None, (64, 1)), (140 * GIB, (MAX_SHARD_SEQUENCES, MAX_BATCH))):
+        batch = batch_size(memory, SMALL, 1536, config())
+        assert (shard_size(memory, SMALL, 256), batch) == sizes
 
 
 @settings(deadline=None)
@@ -42,9 +39,7 @@ def test_a_large_gpu_gets_the_maximum_sizes():
     st.integers(1, 200 * GIB),
     st.sampled_from([(SMALL, 1536), (LARGE, 11008)]),
 )
-def test_more_memory_never_gives_smaller_sizes(
-    memory_1: int, memory_2: int, model: tuple[Geometry, int]
-):
+def test_more_memory_never_gives_smaller_sizes(memory_1, memory_2, model):
     geometry, intermediate = model
     less, more = sorted((memory_1, memory_2))
     shards = [shard_size(memory, geometry, 256) for memory in (less, more)]
@@ -62,7 +57,7 @@ def test_longer_sequences_and_larger_models_get_smaller_sizes(memory: int):
         < shard_size(memory, SMALL, 256)
     )
     assert batch_size(memory, LARGE, 11008, config()) < batch_size(memory, SMALL, 1536, config())
-    long = replace(config(), recipe=replace(config().recipe, length=4096))
+    long = replace(config(), recipe=replace(config().recipe, sequence_length=4096))
     assert batch_size(memory, LARGE, 11008, long) <= batch_size(memory, LARGE, 11008, config())
 
 

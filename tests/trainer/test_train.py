@@ -52,9 +52,7 @@ def test_the_loss_falls_and_all_files_are_written(config: TrainConfig):
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 9))
-def test_every_epoch_takes_each_sequence_once_in_an_order_of_its_own(
-    sequences: int, count: int, seed: int
-):
+def test_every_epoch_takes_each_sequence_once_in_an_order_of_its_own(sequences, count, seed):
     steps = range(3 * sequences)
     taken = [index for step in steps for index in chosen_at(step, count, sequences, seed)]
     for epoch in range(3 * count):
@@ -122,7 +120,7 @@ def test_a_run_writes_as_many_sequences_as_it_needs_in_shards_of_64(
             return lambda done, total, _note="": progress.append((name, done, total))
 
     monkeypatch.setattr(TorchTextWriter, "write", recorded_write)
-    config = replace(config, steps=1, recipe=replace(config.recipe, length=12))
+    config = replace(config, steps=1, recipe=replace(config.recipe, sequence_length=12))
     count = sum(shards)
     run(replace(config, recipe=replace(config.recipe, sequences=count)), Recorded())
     assert sizes == shards
@@ -134,20 +132,16 @@ def test_a_run_writes_as_many_sequences_as_it_needs_in_shards_of_64(
         assert sizes == [64, 6, 2]
 
 
-def test_a_sequence_longer_than_the_model_is_refused_before_anything_is_written(
-    config: TrainConfig,
-):
+def test_a_sequence_longer_than_the_model_is_refused_before_anything_is_written(config):
     with pytest.raises(
         PassError, match=r"--sequence-length must be at most 768.*tiny-llama.*not 772"
     ) as refused:
-        run(replace(config, recipe=replace(config.recipe, length=772)), Silent())
+        run(replace(config, recipe=replace(config.recipe, sequence_length=772)), Silent())
     assert "\n" not in str(refused.value)
     assert not list(config.output.glob("*"))
 
 
-def test_a_damaged_shard_is_refused(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_damaged_shard_is_refused(config, monkeypatch, tmp_path):
     monkeypatch.setenv("PASS_CACHE", str(tmp_path))
     run(replace(config, steps=1), Silent())
     (shard,) = tmp_path.glob("distilled/*/*/shard-00000.safetensors")

@@ -10,9 +10,7 @@ from pass_trainer.windows import full_groups, make_windows, sample_groups
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 8), st.data())
-def test_a_batch_is_laid_out_as_windows(
-    width: int, batch: int, lookahead: int, data: st.DataObject
-):
+def test_a_batch_is_laid_out_as_windows(width, batch, lookahead, data):
     """Padding rows see the first token alone."""
     sizes = st.lists(st.integers(0, lookahead), min_size=1, max_size=width)
     groups = [np.array(data.draw(sizes)) for _ in range(batch)]

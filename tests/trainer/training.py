@@ -34,7 +34,7 @@ def small_run(model: Path, text: Path, output: Path) -> TrainConfig:
         text.write_text(
             "".join(f"line {i}: the quick brown fox has {i * i} friends\n" for i in range(400))
         )
-    recipe = Recipe(sequences=64, length=48, prompt=(4, 8), chat=0.0)
+    recipe = Recipe(sequences=64, sequence_length=48, prompt_tokens=(4, 8), chat_share=0.0)
     sizes = {"lookahead": 3, "rank": 4, "steps": 30, "batch": 2, "anchors": 12}
     formats = {"adapter": "lora", "dtype": "fp32", "device": "cpu", "write_with": "torch"}
     return TrainConfig(str(model), (text,), output, recipe=recipe, **formats, **sizes)

@@ -261,9 +261,9 @@ class _Graph:
             for value in inputs
             if value in self.narrow
         }
+        feeds = [{**feed, **widened} for feed in feeds]
         for value in inputs:
-            array = {**feeds[0], **widened}[str(value.name)]
-            value.dtype = ir.DataType.from_numpy(array.dtype)
+            value.dtype = ir.DataType.from_numpy(feeds[0][str(value.name)].dtype)
         results = self.results(nodes)
         piece = ir.convenience.extract(self.model.graph, inputs, results)
         proto = ir.to_proto(ir.Model(piece, ir_version=self.model.ir_version))
@@ -272,10 +272,7 @@ class _Graph:
         session = open_session(self.path, "cpu", exact=True, files=self.files)
         names = [str(value.name) for value in results]
         needed = [each.name for each in session.get_inputs()]
-        runs = (
-            session.run(names, {name: {**feed, **widened}[name] for name in needed})
-            for feed in feeds
-        )
+        runs = (session.run(names, {name: feed[name] for name in needed}) for feed in feeds)
         # Copied, because the arrays may be views that keep the session in memory.
         return [
             {name: array.copy() for name, array in zip(names, run, strict=True)} for run in runs

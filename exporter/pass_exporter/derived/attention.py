@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import extract
 
 from pass_exporter.derived.heads import puts_heads_first
-from pass_exporter.trunk.graph import initializer, take_place
+from pass_exporter.trunk.graph import initializer, only_user, operand, take_place
 from pass_runtime.backends.ort import onnxruntime as ort
 from pass_runtime.errors import PassError
 
@@ -78,8 +78,8 @@ def _read_layer(attention: ir.Node, window: int | None) -> Layer:
     return Layer(
         attention,
         rotary,
-        [_required(node.inputs[0]) for node in (q, k, v)],
-        [_required(write.inputs[0]) for write in writes],
+        [operand(node, 0) for node in (q, k, v)],
+        [operand(write, 0) for write in writes],
         [write.outputs[0] for write in writes],
         _size(q.outputs[0], 1),
         _size(k.outputs[0], 1),
@@ -96,7 +96,7 @@ def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
     for value in layer.by_head:
         producer = value.producer()
         if producer is not None and producer.op_type == "Reshape":
-            flat.append(_required(producer.inputs[0]))
+            flat.append(operand(producer, 0))
         else:  # The model normalizes the heads of q or k, so they have to be joined again.
             shape = initializer(graph, "attention.flat", np.array([0, 0, -1]))
             reshape = ir.node("Reshape", [value, shape])
@@ -104,7 +104,7 @@ def qkv_rows(graph: ir.Graph, layer: Layer) -> Sequence[ir.Value]:
             flat.append(reshape.outputs[0])
     split = flat[0].producer()
     if split is not None and split.op_type == "Split" and list(split.outputs) == flat:
-        return [_required(split.inputs[0])]
+        return [operand(split, 0)]
     return flat
 
 
@@ -128,24 +128,31 @@ def rotation_tables(
     return constants
 
 
-def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Make all readers of `old` read `new`, which also takes the place of an output of the
-    graph."""
-    for index, output in enumerate(graph.outputs):
-        if output is old:
-            graph.outputs[index] = new
-            new.name, old.name = old.name, None
-    take_place(old, new)
+def replace_attention(
+    graph: ir.Graph,
+    layer: Layer,
+    operator: tuple[str, str],
+    inputs: Sequence[ir.Value],
+    attributes: Mapping[str, int | float],
+) -> None:
+    """Compute a layer's attention by an operator (its domain and type) that reads q, k and v, the
+    cache, and then `inputs`."""
+    rows = qkv_rows(graph, layer)
+    # The inputs for k and v are left out if the first is the merged product.
+    values = [*rows, *[None] * (3 - len(rows)), *layer.past, *inputs]
+    domain, op_type = operator
+    node = ir.node(op_type, values, attributes, domain=domain, num_outputs=3)
+    graph.insert_before(layer.attention, node)
+    for old, new in zip((layer.result, *layer.present), node.outputs, strict=True):
+        take_place(old, new)
 
 
 def _result(attention: ir.Node) -> ir.Value:
-    value = attention.outputs[0]
-    for op_type in ("Transpose", "Reshape"):
-        users = [use.node for use in value.uses()]
-        if len(users) != 1 or users[0].op_type != op_type:
-            raise UnsupportedAttention
-        value = users[0].outputs[0]
-    return value
+    transpose = only_user(attention.outputs[0], "Transpose")
+    reshape = None if transpose is None else only_user(transpose.outputs[0], "Reshape")
+    if reshape is None:
+        raise UnsupportedAttention
+    return reshape.outputs[0]
 
 
 def _size(value: ir.Value, axis: int) -> int:
@@ -156,13 +163,7 @@ def _size(value: ir.Value, axis: int) -> int:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node:
-    node = _required(value).producer()
+    node = None if value is None else value.producer()
     if node is None or node.op_type != op_type:
         raise UnsupportedAttention
     return node
-
-
-def _required(value: ir.Value | None) -> ir.Value:
-    if value is None:
-        raise UnsupportedAttention
-    return value

@@ -11,9 +11,8 @@ from onnx_ir.passes import common as passes
 
 from pass_exporter.derived.attention import (
     Layer,
-    qkv_rows,
     read_layers,
-    replace_value,
+    replace_attention,
     rotation_tables,
 )
 from pass_exporter.derived.heads import norm_before_transpose, split_heads_by_constant
@@ -91,36 +90,30 @@ def _use_embed(graph: ir.Graph, quantized: QuantizedModel) -> None:
 
 
 def _use_window_attention(graph: ir.Graph, layer: Layer, tables: Sequence[ir.Value]) -> None:
-    inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
-    inputs += [*[None] * (3 - len(inputs)), *layer.past]
-    inputs += [graph_input(graph, name) for name in ("length", "row_position", "window_mask")]
-    attributes: dict[str, int | float] = {
+    names = ("length", "row_position", "window_mask")
+    inputs = [*(graph_input(graph, name) for name in names), *tables]
+    attributes = {
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,
         "scale": layer.scale,
         "window": layer.window or 0,
     }
-    node = ir.node("WindowAttention", [*inputs, *tables], attributes, domain=DOMAIN, num_outputs=3)
-    graph.insert_before(layer.attention, node)
-    for old, new in zip((layer.result, *layer.present), node.outputs, strict=True):
-        replace_value(graph, old, new)
+    replace_attention(graph, layer, (DOMAIN, "WindowAttention"), inputs, attributes)
 
 
 def _use_add_norms(graph: ir.Graph) -> None:
     for norm in [node for node in graph if node.op_type == "RMSNormalization"]:
         rows, scale = norm.inputs
         add, epsilon = residual_add(norm), {"epsilon": norm.attributes["epsilon"].as_float()}
-        if add is not None:
-            node = ir.node("AddNorm", [*add.inputs, scale], epsilon, domain=DOMAIN, num_outputs=2)
-            graph.insert_before(add, node)
-            replaced = [(norm, node.outputs[0]), (add, node.outputs[1])]
-        else:
-            node = ir.node("AddNorm", [rows, None, scale], epsilon, domain=DOMAIN)
-            graph.insert_before(norm, node)
-            replaced = [(norm, node.outputs[0])]
-        for old, new in replaced:
+        replaced = [norm] if add is None else [norm, add]
+        inputs = [rows, None] if add is None else add.inputs
+        node = ir.node(
+            "AddNorm", [*inputs, scale], epsilon, domain=DOMAIN, num_outputs=len(replaced)
+        )
+        graph.insert_before(replaced[-1], node)
+        for old, new in zip(replaced, node.outputs, strict=True):
             take_place(old.outputs[0], new)
-        graph.remove([old for old, _ in replaced], safe=True)
+        graph.remove(replaced, safe=True)
 
 
 def _write(model: ir.Model, directory: Path, shared: ir.Graph | None) -> None:

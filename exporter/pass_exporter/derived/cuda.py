@@ -24,9 +24,8 @@ from pass_exporter.derived.attention import (
     MIN_TABLE_ROWS,
     Layer,
     UnsupportedAttention,
-    qkv_rows,
     read_layers,
-    replace_value,
+    replace_attention,
     rotation_tables,
 )
 from pass_exporter.derived.heads import (
@@ -181,22 +180,12 @@ def _shared_inputs(model: ir.Model, layers: Sequence[Layer], max_capacity: int) 
 
 
 def _replace(graph: ir.Graph, layer: Layer, shared: _SharedInputs) -> None:
-    inputs: list[ir.Value | None] = [*qkv_rows(graph, layer)]
-    # The inputs for k and v are left out if the first is the merged product.
-    inputs += [*[None] * (3 - len(inputs)), *layer.past]
-    inputs += [
-        *shared.sizes,
-        *shared.tables[layer.cos_sin],
-        shared.positions,
-        shared.biases[layer.window],
-    ]
-    attributes: dict[str, int | float] = {
+    tables, bias = shared.tables[layer.cos_sin], shared.biases[layer.window]
+    inputs = [*shared.sizes, *tables, shared.positions, bias]
+    attributes = {
         "num_heads": layer.heads,
         "kv_num_heads": layer.kv_heads,
         "do_rotary": 1,
         "scale": layer.scale,
     }
-    attended = ir.node("GroupQueryAttention", inputs, attributes, domain=DOMAIN, num_outputs=3)
-    graph.insert_before(layer.attention, attended)
-    for old, new in zip((layer.result, *layer.present), attended.outputs, strict=True):
-        replace_value(graph, old, new)
+    replace_attention(graph, layer, (DOMAIN, "GroupQueryAttention"), inputs, attributes)

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from pass_exporter.derived.attention import replace_value
 from pass_exporter.derived.packing import GROUP, Bytes, interleave, is_symmetric, pack, packed_bytes
 from pass_exporter.derived.rewrites import adapter_pads, gather_and_products
 from pass_exporter.quantize.rounding import QuantizedWeight, round_to
@@ -26,6 +25,7 @@ from pass_exporter.trunk.graph import (
     initializer,
     lazy_initializer,
     only_user,
+    operand,
     other_input,
     producer,
     take_place,
@@ -57,14 +57,6 @@ class _Linear:
     adapters: list[tuple[Array, Array] | None] = field(default_factory=list)
     removed: list[ir.Node] = field(default_factory=list)
     activation: int = 0
-
-    @property
-    def inputs(self) -> int:
-        return self.parts[0].inputs
-
-    @property
-    def columns(self) -> int:
-        return sum(self.widths) // (2 if self.activation else 1)
 
 
 def use_products(graph: ir.Graph, weight_parts: WeightParts, quantized: QuantizedModel) -> None:
@@ -100,8 +92,7 @@ def use_gates(graph: ir.Graph) -> None:
 def _read_linear(
     node: ir.Node, name: str, parts: Sequence[QuantizedWeight], pads: set[ir.Value]
 ) -> _Linear:
-    rows = node.inputs[0]
-    assert rows is not None
+    rows = operand(node, 0)
     linear = _Linear(name, node, rows, parts, [], [])
     result = node.outputs[0]
     add, bias = _bias(result)
@@ -222,7 +213,8 @@ def _write_product(graph: ir.Graph, linear: _Linear) -> None:
     gated = bool(linear.activation)
     weights, attributes = packed_weight(graph, linear.name, linear.parts, gated=gated)
     inputs: list[ir.Value | None] = [linear.node.inputs[0], weights]
-    attributes |= {"K": linear.inputs, "N": linear.columns}
+    columns = sum(linear.widths) // (2 if gated else 1)
+    attributes |= {"K": linear.parts[0].inputs, "N": columns}
     if gated:
         attributes["activation"] = linear.activation
     bias = linear.bias
@@ -242,7 +234,7 @@ def _write_product(graph: ir.Graph, linear: _Linear) -> None:
     results = added[-1].outputs
     graph.insert_before(linear.node, added)
     for old, new in zip(linear.outputs, results, strict=True):
-        replace_value(graph, old, new)
+        take_place(old, new)
     removed = {*linear.removed, linear.node}
     graph.remove([node for node in reversed(graph) if node in removed], safe=True)
 
@@ -251,7 +243,7 @@ def _adapter(graph: ir.Graph, linear: _Linear, attributes: dict[str, int]) -> li
     """Return the product's inputs a and b; add its attributes."""
     rank = next(len(pair[1]) for pair in linear.adapters if pair is not None)
     pairs = [
-        pair or (np.zeros((linear.inputs, rank)), np.zeros((rank, width)))
+        pair or (np.zeros((linear.parts[0].inputs, rank)), np.zeros((rank, width)))
         for pair, width in zip(linear.adapters, linear.widths, strict=True)
     ]
     if not linear.activation and any(width % GROUP for width in linear.widths[:-1]):
@@ -314,19 +306,18 @@ def packed_weight(
 
 
 def _use_dense_product(graph: ir.Graph, node: ir.Node) -> None:
-    rows, weight = node.inputs
-    assert rows is not None and weight is not None
-    by_column, transpose = 0, weight.producer()
+    by_column, weight = 0, operand(node, 1)
+    transpose = weight.producer()
     if transpose is not None and transpose.op_type == "Transpose":
-        by_column, weight = 1, transpose.inputs[0]
-    if weight is None or not weight.is_initializer() or weight.dtype != ir.DataType.FLOAT:
+        by_column, weight = 1, operand(transpose, 0)
+    if not weight.is_initializer() or weight.dtype != ir.DataType.FLOAT:
         return
-    inputs, result = [rows, weight], node.outputs[0]
-    add, bias = _bias(result)
+    inputs = [operand(node, 0), weight]
+    add, bias = _bias(node.outputs[0])
     if bias is not None:
         inputs.append(bias)
     last = add or node
     product = ir.node("DenseProduct", inputs, {"by_column": by_column}, domain=DOMAIN)
     graph.insert_before(node, product)
-    replace_value(graph, last.outputs[0], product.outputs[0])
+    take_place(last.outputs[0], product.outputs[0])
     graph.remove([*([add] if add else []), node], safe=True)

@@ -11,6 +11,7 @@ from pass_exporter.trunk.graph import (
     graph_input,
     initializer,
     only_user,
+    operand,
     other_input,
     producer,
     take_place,
@@ -94,8 +95,8 @@ def remove_index_conversions(graph: ir.Graph) -> None:
         reshape = None if cast.inputs[0] is None else cast.inputs[0].producer()
         if reshape is None or reshape.op_type != "Reshape" or reshape.inputs[0] not in inputs:
             continue
-        rows = reshape.inputs[0]
-        assert rows is not None and rows.shape is not None
+        rows = operand(reshape, 0)
+        assert rows.shape is not None
         if (
             len(rows.shape) == 1
             and rows.dtype == cast.attributes["to"].as_int() == ir.DataType.INT64
@@ -112,9 +113,8 @@ def embedding_nodes(graph: ir.Graph) -> tuple[ir.Node, ir.Value, ir.Value | None
     look_up, factor = producer(choice.inputs[2]), None
     if look_up.op_type == "Mul":
         factor, look_up = look_up.inputs[1], producer(look_up.inputs[0])
-    table = look_up.inputs[0]
-    assert look_up.op_type == "Gather" and table is not None
-    return choice, table, factor
+    assert look_up.op_type == "Gather"
+    return choice, operand(look_up, 0), factor
 
 
 def join_embedding_tables(graph: ir.Graph, vocab_size: int) -> None:
@@ -185,9 +185,7 @@ def gate_adapter_results(graph: ir.Graph, vocab_size: int) -> None:
         gather, products = gather_and_products(pad)
         if any(node.op_type == "DequantizeLinear" for node in products):
             continue
-        rows = gather.inputs[0]
-        assert rows is not None
-        gather.outputs[0].replace_all_uses_with(rows)
+        gather.outputs[0].replace_all_uses_with(operand(gather, 0))
         for node in products:
             node.outputs[0].shape = None  # It had the number of look-ahead rows.
         (use,) = pad.outputs[0].uses()
@@ -203,21 +201,17 @@ def drop_adapter(graph: ir.Graph) -> bool:
     """Bypass every GatedAdd. Return False if there is none."""
     nodes = [node for node in graph if node.op_type == "GatedAdd"]
     for node in nodes:
-        layer_result = node.inputs[0]
-        assert layer_result is not None
-        node.outputs[0].replace_all_uses_with(layer_result)
+        node.outputs[0].replace_all_uses_with(operand(node, 0))
     return bool(nodes)
 
 
 def residual_add(norm: ir.Node) -> ir.Node | None:
     """Return the Add of two activations [B,Q,N] before a norm, or None."""
     add = None if norm.inputs[0] is None else norm.inputs[0].producer()
-    is_residual = add is not None and add.op_type == "Add" and all(map(_is_activation, add.inputs))
-    return add if is_residual else None
-
-
-def _is_activation(value: ir.Value | None) -> bool:
-    return value is not None and value.shape is not None and len(value.shape) == 3
+    if add is None or add.op_type != "Add":
+        return None
+    shapes = [None if value is None else value.shape for value in add.inputs]
+    return add if all(shape is not None and len(shape) == 3 for shape in shapes) else None
 
 
 def fuse_residual_norms(graph: ir.Graph) -> None:

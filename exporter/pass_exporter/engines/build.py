@@ -31,7 +31,6 @@ from pass_exporter.engines.tensorrt_graphs import (
     aliases,
     tail_for_tensorrt,
     trunk_for_tensorrt,
-    widened,
 )
 from pass_exporter.progress import Progress
 from pass_runtime.backends.cuda import find_device, why_no_device
@@ -40,13 +39,9 @@ from pass_runtime.bundle.integrity import verify_files
 from pass_runtime.bundle.manifest import (
     EngineFile,
     EngineSet,
-    Graph,
     Manifest,
-    Profile,
-    Tensor,
 )
 from pass_runtime.bundle.read import read_manifest
-from pass_runtime.bundle.tensors import COLUMNS
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 
@@ -164,38 +159,18 @@ def graph_sources(
         for graph in manifest.window(window.tail).tails.values():
             path, is_narrow = bundle / graph.file, window.width < least_width
             model = tail_for_tensorrt(path, window, least_width) if is_narrow else path.read_bytes()
-            inputs, outputs = (
-                widened(tensors, window, least_width) for tensors in (graph.inputs, graph.outputs)
-            )
-            sources.append(Source(graph, model, path, inputs, outputs, profiles, {}))
-
-    def unchanged(graph: Graph, profiles: tuple[Profile, ...]) -> Source:
+            sources.append(Source(graph, model, path, profiles))
+    for graph, profiles in (
+        (manifest.logprobs, logprobs_profiles(manifest, max_batch_size)),
+        (manifest.processors, processors_profiles(manifest, max_batch_size)),
+    ):
         path = bundle / graph.file
-        return Source(graph, path.read_bytes(), path, graph.inputs, graph.outputs, profiles, {})
-
-    sources.append(unchanged(manifest.logprobs, logprobs_profiles(manifest, max_batch_size)))
-    profiles = processors_profiles(manifest, max_batch_size)
-    sources.append(unchanged(manifest.processors, profiles))
+        sources.append(Source(graph, path.read_bytes(), path, profiles))
     profiles = trunk_profiles(manifest, columns, max_batch_size, least_width, prefill_widths)
-    sources.append(trunk_source(bundle / manifest.trunk.file, manifest.trunk, capacity, profiles))
+    path = bundle / manifest.trunk.file
+    model = trunk_for_tensorrt(path, capacity)
+    sources.append(Source(manifest.trunk, model, path, profiles, aliases(path)))
     return sources
-
-
-def trunk_source(path: Path, graph: Graph, capacity: int, profiles: tuple[Profile, ...]) -> Source:
-    """Return the trunk with a static KV capacity in tokens, and the input `columns`."""
-    inputs, outputs = (
-        tuple(
-            tensor.model_copy(
-                update={"shape": tuple(capacity if n == "capacity" else n for n in tensor.shape)}
-            )
-            for tensor in tensors
-        )
-        for tensors in (graph.inputs, graph.outputs)
-    )
-    inputs = (*inputs, Tensor(name=COLUMNS, dtype="bool", shape=(COLUMNS,)))
-    return Source(
-        graph, trunk_for_tensorrt(path, capacity), path, inputs, outputs, profiles, aliases(path)
-    )
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pass_exporter.progress import Step
 from pass_runtime.backends.trt.library import Library, import_library, make_logger
-from pass_runtime.bundle.manifest import Graph, Profile, Tensor
+from pass_runtime.bundle.manifest import Graph, Profile
 from pass_runtime.errors import PassError
 
 
 @dataclass(frozen=True)
 class Source:
     """graph: the manifest's entry. model: the serialized graph, changed for TensorRT. path: the
-    bundle's file, beside which its weights are. inputs, outputs: those of `model`. aliases: outputs
-    that overwrite the memory of an input."""
+    bundle's file, beside which its weights are. aliases: outputs that overwrite the memory of an
+    input."""
 
     graph: Graph
     model: bytes
     path: Path
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
     profiles: tuple[Profile, ...]
-    aliases: dict[str, str]
+    aliases: dict[str, str] = field(default_factory=dict)
 
     @property
     def engine_file(self) -> str:
@@ -57,11 +55,9 @@ class EngineBuilder:
 
     def build(self, source: Source, step: Step) -> bytes:
         """Return a serialized engine. Ctrl-C stops the build after the current step. Raises
-        PassError if the library cannot build the graph, or reads other inputs and outputs than
-        those of `source`."""
+        PassError if the library cannot build the graph."""
         self._errors.clear()
         network = self._parse(source)
-        self._check_bindings(network, source)
         config = self._config(network, source)
         monitor = _make_monitor(self._trt, step)
         config.progress_monitor = monitor
@@ -108,32 +104,6 @@ class EngineBuilder:
             f"{' '.join(error.desc().split())}"
         )
 
-    def _check_bindings(self, network: Any, source: Source) -> None:
-        inputs = [network.get_input(i) for i in range(network.num_inputs)]
-        outputs = [network.get_output(i) for i in range(network.num_outputs)]
-        for values, tensors in ((inputs, source.inputs), (outputs, source.outputs)):
-            actual = {
-                value.name: (
-                    _DTYPES.get(value.dtype.name, value.dtype.name.lower()),
-                    tuple(value.shape),
-                )
-                for value in values
-            }
-            listed = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
-            for name in {**actual, **listed}:
-                if not _matches(actual.get(name), listed.get(name)):
-                    raise PassError(
-                        f"{source.graph.file}: {name} is {actual.get(name, 'missing')} in "
-                        f"{self.library.name}, but {listed.get(name, 'missing')} in the manifest; "
-                        "please report it"
-                    )
-        updates = _cache_updates(self._trt, network)
-        if updates != source.aliases:
-            output, input_ = sorted(set(source.aliases.items()) ^ set(updates.items()))[0]
-            raise PassError(
-                f"{source.graph.file}: {output} does not update {input_} in place; please report it"
-            )
-
     def _config(self, network: Any, source: Source) -> Any:
         trt, config = self._trt, self._builder.create_builder_config()
         if self._targets:
@@ -148,53 +118,24 @@ class EngineBuilder:
         if self.library.compiles_kernels:
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         for profile in source.profiles:
-            config.add_optimization_profile(self._profile(network, source, profile))
+            config.add_optimization_profile(self._profile(network, profile))
         return config
 
-    def _profile(self, network: Any, source: Source, profile: Profile) -> Any:
+    def _profile(self, network: Any, profile: Profile) -> Any:
         trt_profile = self._builder.create_optimization_profile()
-        shapes = {tensor.name: tensor.shape for tensor in source.inputs}
-        for i in range(network.num_inputs):
-            name = network.get_input(i).name
-            ranges = [(n, n, n) if isinstance(n, int) else profile.sizes[n] for n in shapes[name]]
+        for tensor in map(network.get_input, range(network.num_inputs)):
+            ranges = [
+                profile.sizes[tensor.get_dimension_name(axis)] if size == -1 else (size,) * 3
+                for axis, size in enumerate(tensor.shape)
+            ]
             # The smallest shape, the shape to tune for, the largest shape
-            trt_profile.set_shape(name, *([size[end] for size in ranges] for end in range(3)))
+            trt_profile.set_shape(tensor.name, *zip(*ranges, strict=True))
         return trt_profile
 
 
 _NO_DRIVER_ERROR = "cudaError 35"
 """Logged on every machine without a GPU; never the reason why a build fails."""
 _REDUCING_HINT = "CONTRIBUTING.md (Reducing a failing graph) shows how to find the part that fails"
-
-
-_DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "BOOL": "bool",
-}
-"""The library's names of dtypes, and the manifest's."""
-
-
-_DtypeAndShape = tuple[str, Sequence[int | str]]
-
-
-def _matches(actual: _DtypeAndShape | None, listed: _DtypeAndShape | None) -> bool:
-    """Whether dtypes, ranks and static sizes are equal. Other sizes are -1 in the library
-    (`actual`) and names in the manifest (`listed`)."""
-    if actual is None or listed is None or actual[0] != listed[0]:
-        return False
-    return len(actual[1]) == len(listed[1]) and all(
-        size in (-1, listed_size) or isinstance(listed_size, str)
-        for size, listed_size in zip(actual[1], listed[1], strict=True)
-    )
-
-
-def _cache_updates(trt: Any, network: Any) -> dict[str, str]:
-    layers = (network.get_layer(i) for i in range(network.num_layers))
-    updates = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
-    return {layer.get_output(0).name: layer.get_input(0).name for layer in updates}
 
 
 def _make_monitor(trt: Any, report: Step) -> Any:

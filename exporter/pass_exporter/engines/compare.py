@@ -1,4 +1,4 @@
-"""Compares the engines' logits with ONNX Runtime's by Polygraphy, in one pass of every window."""
+"""Compares the engines' logits with ONNX Runtime's, in one pass of every window."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ class Comparison:
 def compare_engines(bundle: Path, device: str) -> list[Comparison]:
     """Run the engines on `device` and ONNX Runtime on the CPU. Raises PassError if a difference
     exceeds the limit."""
-    from polygraphy.comparator import IterationResult, SimpleCompareFunc
-    from polygraphy.logger import G_LOGGER
-
     manifest, comparisons = read_manifest(bundle), []
     limit = RELATIVE_LIMITS[manifest.model.dtype]
     rng = np.random.default_rng(0)
@@ -54,12 +51,8 @@ def compare_engines(bundle: Path, device: str) -> list[Comparison]:
         backend.close()
     for window, reference in expected.items():
         largest_logit = float(np.abs(reference).max())
-        compare = SimpleCompareFunc(check_error_stat="max", rtol=0.0, atol=limit * largest_logit)
-        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-            results = [IterationResult({"logits": value}) for value in (actual[window], reference)]
-            outcome = compare(*results)["logits"]
-        difference = float(outcome.max_absdiff)
-        if not outcome:
+        difference = float(np.abs(actual[window] - reference).max())
+        if not difference <= limit * largest_logit:  # written so that NaN fails
             raise PassError(
                 f"the {device} engines' logits differ from ONNX Runtime's by {difference:.2g} "
                 f"(largest logit: {largest_logit:.2g}) in window {window}; CONTRIBUTING.md "

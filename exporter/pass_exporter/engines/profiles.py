@@ -19,6 +19,7 @@ MIN_COLUMNS = 512
 COLUMNS_FACTOR = 4
 MIN_CAPACITY_RATIO = 1.2
 """A number of columns gets profiles only if the capacity is more than this many times as large."""
+Sizes = dict[str, tuple[int, int, int]]
 
 
 def column_steps(capacity: int) -> tuple[int, ...]:
@@ -78,37 +79,35 @@ def trunk_profiles(
 
 
 def tail_profiles(window: Window, capacity: int, max_batch_size: int = 1) -> tuple[Profile, ...]:
-    rows = len(window.lookahead_rows)
-    sizes = _fixed_sizes(
-        width=window.width, lookahead_rows=rows, positions=listed_positions(capacity)
-    )
-    return tuple(Profile(sizes=sizes | batch) for batch in _batches(max_batch_size))
+    rows, positions = len(window.lookahead_rows), listed_positions(capacity)
+    sizes = _fixed_sizes(width=window.width, lookahead_rows=rows, positions=positions)
+    return _profiles([sizes], max_batch_size)
 
 
 def logprobs_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
     shapes = dict.fromkeys((each.width, each.max_emitted) for each in engine_windows(manifest))
-    return tuple(
-        Profile(sizes=_fixed_sizes(width=width, max_emitted=emitted) | batch)
-        for batch in _batches(max_batch_size)
-        for width, emitted in shapes
-    )
+    sizes = [_fixed_sizes(width=width, max_emitted=emitted) for width, emitted in shapes]
+    return _profiles(sizes, max_batch_size)
 
 
 def processors_profiles(manifest: Manifest, max_batch_size: int = 1) -> tuple[Profile, ...]:
     """Return the profiles of tail.processors.onnx, for lists of any length of `touched` tokens."""
     shapes = dict.fromkeys((each.width, each.drafts + 1) for each in engine_windows(manifest))
     touched = {"touched": (TOKEN_LIST_SIZES[0], TOKEN_LIST_SIZES[1], TOKEN_LIST_SIZES[-1])}
+    sizes = [_fixed_sizes(width=width, processed_rows=rows) | touched for width, rows in shapes]
+    return _profiles(sizes, max_batch_size)
+
+
+def _profiles(shapes: Sequence[Sizes], max_batch_size: int) -> tuple[Profile, ...]:
     return tuple(
-        Profile(sizes=_fixed_sizes(width=width, processed_rows=rows) | touched | batch)
-        for batch in _batches(max_batch_size)
-        for width, rows in shapes
+        Profile(sizes=sizes | batch) for batch in _batches(max_batch_size) for sizes in shapes
     )
 
 
-def _batches(max_batch_size: int) -> list[dict[str, tuple[int, int, int]]]:
+def _batches(max_batch_size: int) -> list[Sizes]:
     one = [_fixed_sizes(batch=1)]
     return one if max_batch_size == 1 else [*one, {"batch": (1, max_batch_size, max_batch_size)}]
 
 
-def _fixed_sizes(**sizes: int) -> dict[str, tuple[int, int, int]]:
+def _fixed_sizes(**sizes: int) -> Sizes:
     return {name: (size, size, size) for name, size in sizes.items()}

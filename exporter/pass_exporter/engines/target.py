@@ -30,12 +30,9 @@ def choose_targets(
                 f"({why_no_device()}); build on a machine with a GPU"
             )
         if requested not in ((), (device.target,)):
-            mismatch = (
-                f"which is {device.target}, not {' and '.join(requested)}; leave out "
-                "--compute-capability"
-            )
             raise PassError(
-                f"{library.name} builds for this machine's GPU, {mismatch}, or build on that GPU"
+                f"{library.name} builds for this machine's GPU, which is {device.target}, not "
+                f"{' and '.join(requested)}; leave out --compute-capability, or build on that GPU"
             )
         return (device.target,)
     if not requested:
@@ -87,14 +84,14 @@ def choose_capacity(capacity: int | None, max_seq_len: int | None, manifest: Man
 
 
 def choose_widths(
-    requested: Sequence[int] | None, manifest: Manifest, columns: Sequence[int]
+    requested: Sequence[int], manifest: Manifest, columns: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the widths of prompt chunks, in falling order. Raises PassError if one is out of
     range."""
-    if requested is None:
+    if not requested:
         return default_prefill_widths(manifest, columns)
     widths = tuple(sorted(set(requested), reverse=True))
-    if not widths or not 2 <= widths[-1] <= widths[0] <= columns[-1]:
+    if not 2 <= widths[-1] <= widths[0] <= columns[-1]:
         value = ",".join(map(str, requested))
         raise PassError(
             f"--prefill-widths must be numbers from 2 to the capacity {columns[-1]}, not {value!r}"

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pass_exporter.model.gguf_reader import GgufReader
 from pass_runtime.errors import PassError
 
 MAX_NAMED_TENSORS = 3
@@ -39,15 +39,12 @@ def check_complete(name: str, report: Mapping[str, Collection[Any]]) -> None:
         )
 
 
-def unknown_gguf_tensors(file: Path, model: PreTrainedModel) -> set[str]:
+def unknown_gguf_tensors(file: GgufReader, model: PreTrainedModel) -> set[str]:
     """Return the tensors of a .gguf file that the model lacks: transformers ignores them."""
-    reader = gguf.GGUFReader(str(file))
-    name = reader.fields["general.architecture"].contents()
-    arch = next(arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items() if arch_name == name)
-    name_map = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    name_map = file.tensor_names(model)
     parameters = (parameter.rpartition(".") for parameter in model.state_dict())
     model_tensors = {f"{name_map.get_name(module)}.{suffix}" for module, _, suffix in parameters}
-    return {tensor.name for tensor in reader.tensors} - model_tensors
+    return {tensor.name for tensor in file.tensors} - model_tensors
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:

@@ -8,7 +8,7 @@ before the row's draft:
 
 Candidates are the tokens of the CANDIDATE_BLOCKS blocks (`pass_runtime.bundle.noise`) with the
 largest l_j. table [V,r] is the LM head minus its mean row, times `projection` [H,r], its principal
-directions. Older files store a trained `table` instead, or both: first the table's columns.
+directions. Older files store a trained `table` instead.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ SCALED_DIRECTIONS = 96
 
 class DraftHead(torch.nn.Module):
     """tensors: hidden [m,H], token [m,r], state [m,m], bias [m], out [r,m], and PROJECTION [H,r] or
-    TABLE [V,r] or both. The table is rounded to float16. embeddings [V,H]: the LM head."""
+    TABLE [V,r]. The table is rounded to float16. embeddings [V,H]: the LM head."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], embeddings: torch.Tensor) -> None:
         super().__init__()
         for name in TRAINED_TENSORS:
             self.register_parameter(name, torch.nn.Parameter(tensors[name].float()))
-        self.table_tensors = {
-            name: tensors[name].float() for name in (TABLE, PROJECTION) if name in tensors
-        }
-        parts = [self.table_tensors[TABLE]] if TABLE in self.table_tensors else []
-        if PROJECTION in self.table_tensors:
-            parts.append(_centred(embeddings) @ self.table_tensors[PROJECTION])
-        self.register_buffer(TABLE, torch.cat(parts, 1).half().float(), persistent=False)
+        source = TABLE if TABLE in tensors else PROJECTION
+        table = tensors[source].float()
+        self._table_source = {source: table}
+        if source == PROJECTION:
+            table = _centred(embeddings) @ table
+        self.register_buffer(TABLE, table.half().float(), persistent=False)
         self.table: torch.Tensor
         self.hidden: torch.nn.Parameter
         self.token: torch.nn.Parameter
@@ -64,7 +63,7 @@ class DraftHead(torch.nn.Module):
         trained = {name: getattr(self, name).detach() for name in TRAINED_TENSORS}
         return {
             f"{HEAD_PREFIX}{name}": tensor
-            for name, tensor in (self.table_tensors | trained).items()
+            for name, tensor in (self._table_source | trained).items()
         }
 
     def arrays(self) -> HeadArrays:
@@ -132,29 +131,6 @@ def new_head(
         "state": _random(generator, width, width) * 0.1,
         "bias": torch.zeros(width),
         "out": torch.zeros(rank, width),
-    }
-    return DraftHead(tensors, embeddings)
-
-
-def widened(
-    head: DraftHead, embeddings: torch.Tensor, rank: int, width: int, generator: torch.Generator
-) -> DraftHead:
-    """Return a larger head that computes the same as `head` until it is trained."""
-    rank = max(min(rank, embeddings.shape[1]), head.rank)
-    new_columns, new_units = rank - head.rank, width - head.width
-    old = {name: getattr(head, name).detach() for name in TRAINED_TENSORS}
-    projected = head.table_tensors.get(PROJECTION, torch.empty(embeddings.shape[1], 0))
-    projection = torch.cat([projected, _principal_directions(embeddings)[:, head.rank : rank]], 1)
-    pad = torch.nn.functional.pad
-    tensors = head.table_tensors | {
-        PROJECTION: projection,
-        "hidden": torch.cat([old["hidden"], _random(generator, new_units, embeddings.shape[1])]),
-        "token": torch.cat(
-            [pad(old["token"], (0, new_columns)), _random(generator, new_units, rank)]
-        ),
-        "state": pad(old["state"], (0, new_units, 0, new_units)),
-        "bias": pad(old["bias"], (0, new_units)),
-        "out": pad(old["out"], (0, new_units, 0, new_columns)),
     }
     return DraftHead(tensors, embeddings)
 

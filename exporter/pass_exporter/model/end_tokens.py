@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import gguf
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_exporter.model.checkpoint import generation_eos
+from pass_exporter.model.gguf_reader import GgufReader
 from pass_runtime.errors import PassError
 from pass_runtime.text.templates import ChatTemplate
 
@@ -23,33 +21,25 @@ def end_tokens(
     tokenizer: PreTrainedTokenizerFast,
     location: str,
     kwargs: dict[str, Any],
+    gguf_file: GgufReader | None = None,
 ) -> tuple[int, ...]:
     """Return the ids that end a text or a turn, the generation config's first. location, kwargs:
     the arguments of `from_pretrained`."""
     stated: list[Any] = [generation_eos(model)]  # an id, ids, or None, for each source
-    if "gguf_file" in kwargs:
-        fields = gguf.GGUFReader(str(Path(location) / kwargs["gguf_file"])).fields
-        stated += [
-            fields[key].contents()
-            for end in GGUF_ENDS
-            if (key := f"tokenizer.ggml.{end}_token_id") in fields
-        ]
+    if gguf_file is not None:
+        stated += [gguf_file.key(f"tokenizer.ggml.{end}_token_id") for end in GGUF_ENDS]
     else:
         # From the file itself, because a configuration object has a default end token if the file
         # states none.
         stated.append(PretrainedConfig.get_config_dict(location, **kwargs)[0].get("eos_token_id"))
-    stated += [tokenizer.eos_token_id, list(_template_ends(tokenizer))]
+    templates: Any = tokenizer.chat_template or {}
+    templates = templates.values() if isinstance(templates, dict) else [templates]
+    stated.append(tokenizer.eos_token_id)
+    stated += [_template_end(tokenizer, template) for template in templates if template]
     lists = (ids if isinstance(ids, list | tuple) else [ids] for ids in stated)
     unique = dict.fromkeys(token for ids in lists for token in ids)
     vocab_size = model.config.vocab_size
     return tuple(token for token in unique if isinstance(token, int) and 0 <= token < vocab_size)
-
-
-def _template_ends(tokenizer: PreTrainedTokenizerFast) -> Iterator[int]:
-    templates: Any = tokenizer.chat_template
-    for template in templates.values() if isinstance(templates, dict) else [templates]:
-        if template and (end := _template_end(tokenizer, template)) is not None:
-            yield end
 
 
 def _template_end(tokenizer: PreTrainedTokenizerFast, template: str) -> int | None:

@@ -5,13 +5,12 @@ llama.cpp's."""
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import gguf
 from transformers import PretrainedConfig
 
 from pass_exporter.model.families import FULL_ATTENTION, SLIDING_ATTENTION
+from pass_exporter.model.gguf_reader import ARCHITECTURE, GgufReader
 from pass_runtime.errors import PassError
 
 ORIGINAL_ADVICE = "take the original checkpoint of this model"
@@ -85,49 +84,34 @@ in llama.cpp."""
 DEFAULT_ROPE_BASE = 10000.0
 
 
-class _Keys:
-    """Keys `<architecture>.*` without their prefix, token ids by setting, and names of tensors."""
+class _Keys(dict[str, Any]):
+    """Keys `<architecture>.*` without their prefix, and names of tensors."""
 
-    def __init__(self, path: Path) -> None:
-        reader = gguf.GGUFReader(str(path))
-        self.arch = str(reader.fields["general.architecture"].contents())
-        prefix = f"{self.arch}."
-        self._values = {
-            key.removeprefix(prefix): field.contents()
-            for key, field in reader.fields.items()
-            if key.startswith(prefix)
-        }
-        self.tokens = {
-            token: field.contents()
-            if (field := reader.fields.get(f"tokenizer.ggml.{key}_token_id"))
-            else None
-            for token, key in TOKEN_KEYS.items()
-        }
+    def __init__(self, reader: GgufReader) -> None:
+        self.arch = str(reader.key(ARCHITECTURE))
         self.tensors = {tensor.name for tensor in reader.tensors}
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key, default)
+        prefix = f"{self.arch}."
+        for key in reader.fields:
+            if key.startswith(prefix):
+                self[key.removeprefix(prefix)] = reader.key(key)
 
     def refusal(self, key: str, problem: str = "is not supported") -> PassError:
         return PassError(f"{self.arch}.{key} = {self.get(key)!r} {problem}: {ORIGINAL_ADVICE}")
 
 
-def gguf_settings(path: Path) -> dict[str, Any]:
+def gguf_settings(reader: GgufReader) -> dict[str, Any]:
     """Return the settings that a .gguf file states, by transformers' names. Raises PassError if a
     key is missing, unknown, or has a value that is not supported."""
-    keys = _Keys(path)
+    keys = _Keys(reader)
     if keys.arch not in ARCHITECTURES:
         raise PassError(
             f"GGUF architecture {keys.arch!r} is not supported (only "
             f"{', '.join(ARCHITECTURES)}): {ORIGINAL_ADVICE}"
         )
     _check_keys(keys)
-    settings: dict[str, Any] = {
-        setting: keys.get(key) for key, setting in SIZE_SETTINGS.items()
-    } | keys.tokens
+    settings = {setting: keys[key] for key, setting in SIZE_SETTINGS.items()}
+    for token, name in TOKEN_KEYS.items():
+        settings[token] = reader.key(f"tokenizer.ggml.{name}_token_id")
     hidden_size, heads = settings["hidden_size"], settings["num_attention_heads"]
     rotated_dim = keys.get("rope.dimension_count")
     # Files of Llamas that state no key length may have it as the number of rotated dimensions.
@@ -172,8 +156,7 @@ def _contains(used: Any, stated: dict[str, Any]) -> bool:
 def _check_keys(keys: _Keys) -> None:
     is_gemma3 = keys.arch == "gemma3"
     read_keys = (*READ_KEYS, *READ_GEMMA3_KEYS) if is_gemma3 else READ_KEYS
-    for key in keys:
-        value = keys.get(key)
+    for key, value in keys.items():
         if key in NEUTRAL_VALUES:
             if value not in NEUTRAL_VALUES[key]:
                 raise keys.refusal(key)

@@ -8,9 +8,12 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedModel
 
 from pass_exporter.model.files import AGAIN, FIRST_PART, check_file
 from pass_runtime.errors import PassError
+
+ARCHITECTURE = "general.architecture"
 
 
 class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
@@ -27,6 +30,11 @@ class GgufReader(gguf.GGUFReader):  # type: ignore[misc]
     def key(self, name: str) -> Any:
         return field.contents() if (field := self.fields.get(name)) else None
 
+    def tensor_names(self, model: PreTrainedModel) -> gguf.TensorNameMap:
+        """Return the names of the file's tensors, by those of the model's modules."""
+        arch = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.key(ARCHITECTURE))
+        return gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+
 
 def read_gguf(path: Path) -> GgufReader:
     """Parse a .gguf file, with all parts if it is the first of several. Raises PassError if a file
@@ -35,8 +43,8 @@ def read_gguf(path: Path) -> GgufReader:
     count = int(reader.key("split.count") or 1)
     if count > 1:
         _add_parts(reader, path, count)
-    if "general.architecture" not in reader.fields:
-        raise PassError(f"{path} has no key general.architecture, so it is no model: {AGAIN}")
+    if ARCHITECTURE not in reader.fields:
+        raise PassError(f"{path} has no key {ARCHITECTURE}, so it is no model: {AGAIN}")
     return reader
 
 
@@ -83,14 +91,7 @@ def _read_file(path: Path) -> GgufReader:
         end = max(
             (int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0
         )
-    except (
-        ValueError,
-        IndexError,
-        OverflowError,
-        KeyError,
-        UnicodeDecodeError,
-        MemoryError,
-    ) as error:
+    except (ValueError, LookupError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())[:100]
         raise PassError(f"{path} is cut off or damaged ({reason}): {AGAIN}") from None
     if end > path.stat().st_size:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
-from typing import Any
 
-import gguf
 from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import PreTrainedTokenizerFast
 
 from pass_exporter.model.gguf_config import ORIGINAL_ADVICE
+from pass_exporter.model.gguf_reader import GgufReader
 from pass_runtime.errors import PassError
 
 SUPPORTED_TYPES = ("gpt2", "llama")
@@ -23,33 +21,21 @@ TRUSTED_PRE_TOKENIZERS = ("default", "qwen2")
 1,233 texts."""
 
 
-def _pre_tokenizers() -> dict[str, PreTokenizer]:
-    return {
-        "smollm": Sequence(
-            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
-        )
-    }
-
-
-def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+def fix_gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, name: str, file: GgufReader) -> None:
     """Change `tokenizer` to the one that the file describes. Raises PassError if its type is not
     supported."""
-    fields = gguf.GGUFReader(str(path)).fields
-
-    def stated(key: str, default: Any) -> Any:
-        field = fields.get(f"tokenizer.ggml.{key}")
-        return default if field is None else field.contents()
-
-    if (model := stated("model", None)) not in SUPPORTED_TYPES:
+    model, pre = file.key("tokenizer.ggml.model"), file.key("tokenizer.ggml.pre") or "default"
+    if model not in SUPPORTED_TYPES:
         raise PassError(f"tokenizer.ggml.model = {model!r} is not supported: {ORIGINAL_ADVICE}")
-    pre, corrections = stated("pre", "default"), _pre_tokenizers()
     if model == "llama":
-        _set_prefix_space(tokenizer, prefix_space=stated("add_space_prefix", True))
-    elif pre in corrections:
-        tokenizer.backend_tokenizer.pre_tokenizer = corrections[pre]
+        prefix_space = file.key("tokenizer.ggml.add_space_prefix")
+        _set_prefix_space(tokenizer, prefix_space=prefix_space is None or prefix_space)
+    elif pre == "smollm":
+        steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(steps)
     elif pre not in TRUSTED_PRE_TOKENIZERS:
         warnings.warn(
-            f"the tokenizer was rebuilt from {path.name} (tokenizer.ggml.pre = {pre!r}); "
+            f"the tokenizer was rebuilt from {name} (tokenizer.ggml.pre = {pre!r}); "
             "compare it with the original before trusting it",
             stacklevel=2,
         )

@@ -35,7 +35,7 @@ from pass_exporter.model.checkpoint import (
 from pass_exporter.model.end_tokens import end_tokens
 from pass_exporter.model.families import Geometry, geometry
 from pass_exporter.model.gguf_config import check_settings, gguf_settings
-from pass_exporter.model.gguf_reader import read_gguf
+from pass_exporter.model.gguf_reader import GgufReader, read_gguf
 from pass_exporter.model.gguf_tokenizer import fix_gguf_tokenizer
 from pass_exporter.model.hub import check_cached_files, hub_arguments
 from pass_exporter.model.quantized import check_not_quantized, check_tensors_not_quantized
@@ -53,6 +53,7 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {
 class LoadedModel:
     """A model in evaluation mode, frozen, on the CPU."""
 
+    source: ModelSource
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     geometry: Geometry
@@ -75,40 +76,39 @@ def load_model(source: ModelSource, dtype: Dtype) -> LoadedModel:
     """Load a model with weights in `dtype`. Raises PassError if it is not supported, before its
     weights are read, or if the checkpoint is damaged or incomplete."""
     location, kwargs = _pretrained_arguments(source)
-    with _errors_as_pass_error(source), _parse_gguf_once():
-        settings = gguf_settings(Path(source.location)) if source.is_gguf else {}
+    with _errors_as_pass_error(source), _parsed_gguf(source) as gguf_file:
+        settings = {} if gguf_file is None else gguf_settings(gguf_file)
         config = AutoConfig.from_pretrained(location, **kwargs)
         config = type(config).from_dict(config.to_dict() | settings) if settings else config
         sizes = geometry(config)
         path_of = functools.partial(_path_of, location, kwargs)
-        if not source.is_gguf:
+        if gguf_file is None:
             check_not_quantized(source.name, config, path_of)
             check_tensors_not_quantized(source.name, path_of)
-        tokenizer = _load_tokenizer(source, location, kwargs, sizes.vocab_size)
+        tokenizer = _load_tokenizer(source, gguf_file, location, kwargs, sizes.vocab_size)
+        dequantize = None if gguf_file is None else transformers.GgufConfig(dequantize=True)
         model, report = AutoModelForCausalLM.from_pretrained(
             location,
             config=config,
             dtype=TORCH_DTYPES[dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_complete` refuses them, and names the tensors.
-            quantization_config=transformers.GgufConfig(dequantize=True)
-            if source.is_gguf
-            else None,
+            quantization_config=dequantize,
             **kwargs,
         )
         # transformers ignores a generation_config.json that it cannot read.
         if isinstance(source.location, str):
             check_cached_files(source.location, source.revision)
             check_tensors_not_quantized(source.name, path_of)  # They may have come only by now.
-        if source.is_gguf:
-            report["unexpected_keys"] |= unknown_gguf_tensors(Path(source.location), model)
+        if gguf_file is not None:
+            report["unexpected_keys"] |= unknown_gguf_tensors(gguf_file, model)
             check_settings(source.name, settings, model.config)
-        ends = end_tokens(model, tokenizer, location, kwargs)
+        ends = end_tokens(model, tokenizer, location, kwargs, gguf_file)
     check_complete(source.name, report)
     check_finite(source.name, model)
     check_tokens(source.name, model, tokenizer)
     model.eval().requires_grad_(False)
-    return LoadedModel(model, tokenizer, sizes, ends)
+    return LoadedModel(source, model, tokenizer, sizes, ends)
 
 
 def _pretrained_arguments(source: ModelSource) -> tuple[str, dict[str, Any]]:
@@ -149,14 +149,18 @@ def _explain(source: ModelSource, error: Exception) -> str:
 
 
 def _load_tokenizer(
-    source: ModelSource, location: str, kwargs: dict[str, Any], vocab_size: int
+    source: ModelSource,
+    gguf_file: GgufReader | None,
+    location: str,
+    kwargs: dict[str, Any],
+    vocab_size: int,
 ) -> PreTrainedTokenizerFast:
     tokenizer = AutoTokenizer.from_pretrained(location, **kwargs)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise PassError(
             f"{source.name} has no fast tokenizer (tokenizer.json), which the runtime needs"
         )
-    id_count = _stored_id_count(source, location, kwargs)
+    id_count = _stored_id_count(gguf_file, location, kwargs)
     removed = _remove_added_tokens(tokenizer, vocab_size)
     # Tokens that are not in the files were added by transformers, so nobody misses them.
     missed = [text for text, id_ in removed.items() if id_count is None or id_ < id_count]
@@ -166,8 +170,8 @@ def _load_tokenizer(
             "are read as plain text",
             stacklevel=2,
         )
-    if source.is_gguf:
-        fix_gguf_tokenizer(tokenizer, Path(source.location))
+    if gguf_file is not None:
+        fix_gguf_tokenizer(tokenizer, Path(source.location).name, gguf_file)
     # A tokenizer.json may switch truncation or padding on, which transformers ignores by default
     # and the runtime would obey.
     tokenizer.backend_tokenizer.no_truncation()
@@ -175,9 +179,11 @@ def _load_tokenizer(
     return tokenizer
 
 
-def _stored_id_count(source: ModelSource, location: str, kwargs: dict[str, Any]) -> int | None:
-    if source.is_gguf:
-        return len(gguf.GGUFReader(str(source.location)).fields["tokenizer.ggml.tokens"].data)
+def _stored_id_count(
+    gguf_file: GgufReader | None, location: str, kwargs: dict[str, Any]
+) -> int | None:
+    if gguf_file is not None:
+        return len(gguf_file.fields["tokenizer.ggml.tokens"].data)
     path = _path_of(location, kwargs, "tokenizer.json")
     if path is None:
         return None
@@ -213,14 +219,18 @@ def _remove_added_tokens(tokenizer: PreTrainedTokenizerFast, vocab_size: int) ->
 
 
 @contextmanager
-def _parse_gguf_once() -> Iterator[None]:
-    """transformers parses the file three times, and computes the map of names for every module.
-    Each takes seconds."""
+def _parsed_gguf(source: ModelSource) -> Iterator[GgufReader | None]:
+    """Parse a .gguf file, which takes seconds, once: transformers would three times, and compute
+    the map of names for every module."""
+    if not source.is_gguf:
+        yield None
+        return
+    parsed = read_gguf(Path(source.location))
     reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader = functools.cache(lambda path, *_: read_gguf(Path(path)))
+    gguf.GGUFReader = lambda *_: parsed
     gguf.get_tensor_name_map = functools.cache(name_map)
     try:
-        yield
+        yield parsed
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map
 

@@ -62,6 +62,12 @@ class TrainingRecord(BaseModel):
     acceptance: tuple[float, ...] = ()
     acceptance_sampled: tuple[float, ...] = ()
 
+    @property
+    def parts(self) -> str:
+        """Adapter and head, such as `, lora rank 64, draft head rank 96`."""
+        adapter = f", {self.adapter} rank {self.rank}" if self.adapter != "none" else ""
+        return adapter + (f", draft head rank {self.head_rank}" if self.head_rank else "")
+
 
 @dataclass(frozen=True)
 class LookaheadWeights:
@@ -105,7 +111,7 @@ def shipped_weights(model: PreTrainedModel) -> Path | None:
     """Return the weights file in models/ that was trained for `model`, in any dtype, or None."""
     fingerprint = model_fingerprint(model)
     for file in sorted(models_directory().glob(f"*/{FILE_NAME}")):
-        if same_fingerprint(read_fingerprint(file), fingerprint):
+        if same_fingerprint(_read_file(file)[0][FINGERPRINT_KEY], fingerprint):
             return file
     return None
 
@@ -161,16 +167,6 @@ def record_acceptance(path: Path, greedy: tuple[float, ...], sampled: tuple[floa
     write_whole(path, save(tensors, metadata={RECORD_KEY: record.model_dump_json()}))
 
 
-def read_fingerprint(path: Path) -> torch.Tensor:
-    """Return the base model's fingerprint; an empty tensor if the file has none."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            return file.get_tensor(FINGERPRINT_KEY) if FINGERPRINT_KEY in names else torch.empty(0)
-    except (OSError, SafetensorError) as error:
-        raise PassError(f"cannot read look-ahead weights from {path}: {error}") from None
-
-
 def _read_trained(path: Path) -> tuple[dict[str, torch.Tensor], TrainingRecord]:
     tensors, record = _read_file(path)
     if record is None:
@@ -205,15 +201,10 @@ def read_lookahead(path: Path, lookahead: int, model: PreTrainedModel) -> Lookah
             )
     embeddings = _embeddings(path, tensors, lookahead, model.config.hidden_size)
     adapter, head = _adapter(path, tensors, model), _head(path, tensors, model)
-    return LookaheadWeights(embeddings, True, _describe(path, record), adapter, record, head)
-
-
-def _describe(path: Path, record: TrainingRecord | None) -> str:
-    if record is None:
-        return f"file:{path.name}"
-    adapter = f", {record.adapter} rank {record.rank}" if record.adapter != "none" else ""
-    head = f", draft head rank {record.head_rank}" if record.head_rank else ""
-    return f"file:{path.name} (trained {record.steps} steps{adapter}{head})"
+    source = f"file:{path.name}"
+    if record is not None:
+        source += f" (trained {record.steps} steps{record.parts})"
+    return LookaheadWeights(embeddings, True, source, adapter, record, head)
 
 
 def _record(path: Path, metadata: dict[str, str]) -> TrainingRecord | None:
@@ -252,31 +243,30 @@ def _embeddings(
 def _adapter(
     path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel
 ) -> Adapter | None:
-    names = [
+    names = {
         key.removeprefix(ADAPTER_PREFIX).removesuffix(".lora_A")
         for key in tensors
         if key.endswith(".lora_A")
-    ]
+    }
     if not names:
         return None
-    layers, factors, no_tensor = linear_layers(model), {}, torch.empty(0, 0)
-    for name, layer in layers.items():  # in the model's order
-        if name not in names:
-            continue
-        a, b = (
-            tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", no_tensor).float()
-            for part in ("lora_A", "lora_B")
-        )
-        expected = (layer.out_features, layer.in_features)
-        if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
-            raise PassError(
-                f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}"
-            )
-        factors[name] = (a, b)
-    if unknown := sorted(set(names) - set(factors)):
+    layers, factors = linear_layers(model), {}
+    if unknown := sorted(names - layers.keys()):
         raise PassError(
             f"{path}: this model has no layer {unknown[0]!r}; was the adapter made for another one?"
         )
+    for name, layer in layers.items():  # in the model's order
+        if name in names:
+            a, b = (
+                tensors.get(f"{ADAPTER_PREFIX}{name}.{part}", torch.empty(0, 0)).float()
+                for part in ("lora_A", "lora_B")
+            )
+            expected = (layer.out_features, layer.in_features)
+            if (b.shape[0], a.shape[1]) != expected or a.shape[0] != b.shape[1]:
+                raise PassError(
+                    f"{path}: the adapter of {name} does not fit [out, in] = {list(expected)}"
+                )
+            factors[name] = (a, b)
     return Adapter(factors).requires_grad_(False)
 
 
@@ -285,27 +275,23 @@ def _head(path: Path, tensors: dict[str, torch.Tensor], model: PreTrainedModel) 
     head_tensors = {key.removeprefix(HEAD_PREFIX): tensors[key].float() for key in keys}
     if not head_tensors:
         return None
-    # The table's columns come from a table, a projection or both (`model.draft_head`).
-    needed = {*TRAINED_TENSORS, TABLE if TABLE in head_tensors else PROJECTION}
-    if missing := sorted(needed - set(head_tensors)):
+    source = TABLE if TABLE in head_tensors else PROJECTION
+    if missing := sorted({source, *TRAINED_TENSORS} - set(head_tensors)):
         raise PassError(
             f"{path}: the draft head lacks {missing[0]}; train it again with pass-train --head"
         )
     vocab_size, hidden_size = int(model.config.vocab_size), int(model.config.hidden_size)
-    columns = {
-        name: head_tensors[name].shape[-1] for name in (TABLE, PROJECTION) if name in head_tensors
-    }
-    rank, width = sum(columns.values()), head_tensors["bias"].shape[0]
+    rank, width = head_tensors[source].shape[-1], head_tensors["bias"].shape[0]
     expected = {
-        TABLE: (vocab_size, columns.get(TABLE, 0)),
-        PROJECTION: (hidden_size, columns.get(PROJECTION, 0)),
+        TABLE: (vocab_size, rank),
+        PROJECTION: (hidden_size, rank),
         "hidden": (width, hidden_size),
         "token": (width, rank),
         "state": (width, width),
         "bias": (width,),
         "out": (rank, width),
     }
-    for name in (*columns, *TRAINED_TENSORS):
+    for name in (source, *TRAINED_TENSORS):
         tensor = head_tensors[name]
         if tensor.shape != expected[name]:
             raise PassError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,62 +54,39 @@ def _halves(data: Bytes, size: int) -> Bytes:
     return halves.reshape(len(data), -1)
 
 
-def _q4(blocks: Bytes) -> Blocks:
-    scale, codes = _parts(blocks, 2)
-    return _halves(codes, 16), _floats(scale), None
+def _blocks_of_32(blocks: Bytes, *, offsets: bool = False, fifth_bits: bool = False) -> Blocks:
+    scale, offset, bits, packed = _parts(blocks, 2, 2 * offsets, 4 * fifth_bits)
+    codes = _halves(packed, 16)
+    if fifth_bits:
+        codes |= np.unpackbits(bits, axis=1, bitorder="little") << np.uint8(4)
+    return codes, _floats(scale), _floats(offset) if offsets else None
 
 
-def _q4_with_offsets(blocks: Bytes) -> Blocks:
-    scale, offset, codes = _parts(blocks, 2, 2)
-    return _halves(codes, 16), _floats(scale), _floats(offset)
-
-
-def _fifth_bit(codes: Bytes, bits: Bytes) -> Bytes:
-    return codes | np.unpackbits(bits, axis=1, bitorder="little") << np.uint8(4)
-
-
-def _q5(blocks: Bytes) -> Blocks:
-    scale, bits, codes = _parts(blocks, 2, 4)
-    return _fifth_bit(_halves(codes, 16), bits), _floats(scale), None
-
-
-def _q5_with_offsets(blocks: Bytes) -> Blocks:
-    scale, offset, bits, codes = _parts(blocks, 2, 2, 4)
-    return _fifth_bit(_halves(codes, 16), bits), _floats(scale), _floats(offset)
-
-
-def _q8(blocks: Bytes) -> Blocks:
+def _bytes_of_32(blocks: Bytes) -> Blocks:
     scale, codes = _parts(blocks, 2)
     return codes + np.uint8(128), _floats(scale), None
 
 
-def _k_scales(head: Bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    scale, offset, packed = _parts(head, 2, 2)
-    scales, offsets = Q4_K.get_scale_min(packed)
-    return _floats(scale) * scales, -_floats(offset) * offsets
-
-
-def _q4_k(blocks: Bytes) -> Blocks:
-    head, codes = _parts(blocks, 16)
-    return _halves(codes, 32), *_k_scales(head)
-
-
-def _q5_k(blocks: Bytes) -> Blocks:
-    head, bits, codes = _parts(blocks, 16, 32)
-    shifts = np.arange(8, dtype=np.uint8)[:, None]
-    fifth = ((bits[:, None] >> shifts) & np.uint8(1)).reshape(len(bits), -1)
-    return _halves(codes, 32) | fifth << np.uint8(4), *_k_scales(head)
+def _blocks_of_256(blocks: Bytes, *, fifth_bits: bool = False) -> Blocks:
+    scale, offset, by_block, bits, packed = _parts(blocks, 2, 2, 12, 32 * fifth_bits)
+    codes = _halves(packed, 32)
+    if fifth_bits:
+        shifts = np.arange(8, dtype=np.uint8)[:, None]
+        fifth = ((bits[:, None] >> shifts) & np.uint8(1)).reshape(len(bits), -1)
+        codes |= fifth << np.uint8(4)
+    scales, offsets = Q4_K.get_scale_min(by_block)
+    return codes, _floats(scale) * scales, -_floats(offset) * offsets
 
 
 UINT4 = replace(INT4, zero_points=True)
 FORMATS = {
-    "Q4_0": Format(INT4, 8, _q4),
-    "Q4_1": Format(UINT4, None, _q4_with_offsets),
-    "Q4_K": Format(UINT4, None, _q4_k),
-    "Q5_0": Format(INT8, 16, _q5),
-    "Q5_1": Format(INT8, None, _q5_with_offsets),
-    "Q5_K": Format(INT8, None, _q5_k),
-    "Q8_0": Format(INT8, 128, _q8),
+    "Q4_0": Format(INT4, 8, _blocks_of_32),
+    "Q4_1": Format(UINT4, None, partial(_blocks_of_32, offsets=True)),
+    "Q4_K": Format(UINT4, None, _blocks_of_256),
+    "Q5_0": Format(INT8, 16, partial(_blocks_of_32, fifth_bits=True)),
+    "Q5_1": Format(INT8, None, partial(_blocks_of_32, offsets=True, fifth_bits=True)),
+    "Q5_K": Format(INT8, None, partial(_blocks_of_256, fifth_bits=True)),
+    "Q8_0": Format(INT8, 128, _bytes_of_32),
 }
 """Types whose codes can be kept. Signed codes of 8 bits have room for 5."""
 FLOATS = ("F32", "F16", "BF16")
@@ -121,8 +99,7 @@ class GgufCodes:
         reader = read_gguf(path)
         arch = str(reader.key("general.architecture"))
         self._tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
-        key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-        self._names = gguf.get_tensor_name_map(key, model.config.num_hidden_layers)
+        self._names = reader.tensor_names(model)
         # transformers' own, which puts the rows of some tensors into another order.
         self._processor = TENSOR_PROCESSORS.get(arch, TensorProcessor)(model.config.to_dict())
         self._with_offsets = with_offsets

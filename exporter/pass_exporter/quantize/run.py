@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pass_exporter.model.load import LoadedModel
 from pass_exporter.model.lookahead import LookaheadWeights
-from pass_exporter.model.registry import ModelSource
 from pass_exporter.progress import Progress, Step
 from pass_exporter.quantize.gguf_codes import GgufCodes
 from pass_exporter.quantize.gptq import gptq_model
@@ -40,13 +39,12 @@ def quantize(
     loaded: LoadedModel,
     lookahead_weights: LookaheadWeights,
     spec: QuantSpec,
-    source: ModelSource,
     calibration: str | None,
     progress: Progress,
 ) -> QuantizedModel:
     """Quantize the model and the adapter in place, and return their codes. calibration: the text of
     a file; None if the model writes the text itself."""
-    model, quantized = loaded.model, QuantizedModel(spec)
+    model, source, quantized = loaded.model, loaded.source, QuantizedModel(spec)
     shared_table, keeps_codes = shares_table(model, spec), source.is_gguf and spec.keeps_codes
     fine_head = INT8
     if shared_table or keeps_codes:

@@ -91,7 +91,7 @@ def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
             readers.setdefault(node.inputs[0], []).append(node)
     for rows, nodes in readers.items():
         if len(nodes) == 3:
-            weights = [str(node.inputs[1].name) for node in nodes if node.inputs[1] is not None]
+            weights = [str(operand(node, 1).name) for node in nodes]
             merged = _merge(graph, rows, nodes)
             parts[merged] = tuple(
                 part for weight in weights for part in parts.pop(weight, (weight,))
@@ -99,7 +99,7 @@ def _merge_attention_projections(graph: ir.Graph, parts: WeightParts) -> None:
 
 
 def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
-    weights = [node.inputs[1] for node in nodes if node.inputs[1] is not None]
+    weights = [operand(node, 1) for node in nodes]
     tensors = [weight.const_value for weight in weights if weight.const_value is not None]
     widths = [int(tensor.shape.numpy()[1]) for tensor in tensors]
     name = "+".join(str(weight.name) for weight in weights)
@@ -122,9 +122,12 @@ def _merge(graph: ir.Graph, rows: ir.Value, nodes: Sequence[ir.Node]) -> str:
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
-    """Make all readers of `old` read `new`, which gets its shape and type."""
+    """Make all readers of `old` read `new`, which gets its shape and type, and its name if it is an
+    output of the graph."""
     new.shape, new.type = old.shape, old.type
-    old.replace_all_uses_with(new)
+    if old.is_graph_output():
+        new.name, old.name = old.name, None
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
 def producer(value: ir.Value | None) -> ir.Node:
@@ -132,6 +135,13 @@ def producer(value: ir.Value | None) -> ir.Node:
     node = None if value is None else value.producer()
     assert node is not None
     return node
+
+
+def operand(node: ir.Node, index: int) -> ir.Value:
+    """Return an input of a node, which must have it."""
+    value = node.inputs[index]
+    assert value is not None
+    return value
 
 
 def only_user(value: ir.Value, op_type: str) -> ir.Node | None:

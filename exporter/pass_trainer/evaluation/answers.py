@@ -26,14 +26,14 @@ from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.errors import PassError
 from pass_runtime.files import write_whole
 from pass_runtime.measuring.real_use import Prompt
-from pass_trainer.writers import chat_prompt, continue_prompts, plain_ids, until_end
+from pass_trainer.writers import continue_prompts, message_ids, until_end
 
 BATCH_PROMPTS = 40
 
 
 @dataclass(frozen=True)
 class SeededPrompt:
-    prompt: list[int]
+    ids: list[int]
     sampling: SamplingParams
 
 
@@ -52,7 +52,7 @@ class AnswerWriter:
         """Return the tokens of an answer, with its end token, for each prompt, from the directory
         `cache` if it has them."""
         settings = [self.identity, self.max_tokens, noise.SCHEME]
-        key = json.dumps([*settings, [[p.prompt, asdict(p.sampling)] for p in prompts]])
+        key = json.dumps([*settings, [[p.ids, asdict(p.sampling)] for p in prompts]])
         path = cache / "written" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,35 +67,31 @@ class AnswerWriter:
 
     def _write(self, prompts: Sequence[SeededPrompt], progress: Step) -> list[list[int]]:
         # Prompts of similar lengths share a batch: less padding.
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].prompt))
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
         answers: dict[int, list[int]] = {}
         for first in range(0, len(prompts), BATCH_PROMPTS):
             batch = by_length[first : first + BATCH_PROMPTS]
-            answers |= zip(batch, self._continue([prompts[i] for i in batch]), strict=True)
+            seeded = [prompts[i] for i in batch]
+            continuations = continue_prompts(
+                self.model,
+                [p.ids for p in seeded],
+                self.max_tokens,
+                self.eos_token_ids,
+                do_sample=False,  # Greedy search takes the argmax of the scores.
+                logits_processor=LogitsProcessorList([_GumbelScores(seeded)]),
+            )
+            for i, tokens in zip(batch, continuations, strict=True):
+                answers[i] = until_end(tokens, self.eos_token_ids)
             progress(len(answers), len(prompts))
         return [answers[i] for i in range(len(prompts))]
-
-    def _continue(self, prompts: Sequence[SeededPrompt]) -> list[list[int]]:
-        ids = [p.prompt for p in prompts]
-        # Greedy search takes the argmax of the scores.
-        scores = LogitsProcessorList([_GumbelScores(prompts, max(map(len, ids)))])
-        continuations = continue_prompts(
-            self.model,
-            ids,
-            self.max_tokens,
-            self.eos_token_ids,
-            do_sample=False,
-            logits_processor=scores,
-        )
-        return [until_end(tokens, self.eos_token_ids) for tokens in continuations]
 
 
 class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
     """Maps logits to scores whose argmax is the sampled token."""
 
-    def __init__(self, prompts: Sequence[SeededPrompt], width: int) -> None:
-        self._sampling = [p.sampling for p in prompts]
-        self._padding = [width - len(p.prompt) for p in prompts]
+    def __init__(self, prompts: Sequence[SeededPrompt]) -> None:
+        self._sampling, lengths = [p.sampling for p in prompts], [len(p.ids) for p in prompts]
+        self._padding = [max(lengths) - length for length in lengths]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores [B,V] of logits [B,V] after ids [B,N], padded on the left."""
@@ -111,7 +107,6 @@ class _GumbelScores(LogitsProcessor):  # type: ignore[misc]  # transformers is n
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
-    """A message is put into the chat template, if there is one."""
-    if not prompt.is_message or not tokenizer.chat_template:
-        return list(tokenizer(prompt.text)["input_ids"])
-    return plain_ids(tokenizer, chat_prompt(tokenizer, prompt.text))
+    if prompt.is_message:
+        return message_ids(tokenizer, prompt.text)
+    return list(tokenizer(prompt.text)["input_ids"])

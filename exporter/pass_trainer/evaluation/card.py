@@ -10,7 +10,7 @@ from pass_exporter.model.lookahead import read_record, record_acceptance
 from pass_runtime.errors import PassError
 from pass_runtime.files import read_text, write_whole
 from pass_runtime.measuring.real_use import ALL_KINDS, KINDS
-from pass_trainer.evaluation.evaluate import EvaluateConfig
+from pass_trainer.config import EvaluateConfig
 from pass_trainer.report import CARD_FILE, replace_section
 
 HEADINGS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 from operator import add, mul
 from typing import Any
@@ -43,10 +44,6 @@ class DraftCounts:
             self.two_pass + other.two_pass,
             self.fused + other.fused,
         )
-
-    @classmethod
-    def zero(cls, lookahead: int) -> DraftCounts:
-        return cls((0,) * lookahead, (0,) * lookahead, PassCounts(), PassCounts())
 
     @property
     def places(self) -> int:
@@ -164,15 +161,12 @@ def two_pass_sizes(accepted: Sequence[int], length: int) -> Iterator[int]:
         begin += 1 + size
 
 
-def by_kind(
-    kinds: Sequence[str], counts: Sequence[SplitCounts], lookahead: int
-) -> dict[str, SplitCounts]:
+def by_kind(kinds: Sequence[str], counts: Sequence[SplitCounts]) -> dict[str, SplitCounts]:
     sums = {}
     for kind in (*ALL_NAMES, ALL_KINDS):
         chosen = [c for k, c in zip(kinds, counts, strict=True) if kind in (k, ALL_KINDS)]
         if chosen:
-            zero = DraftCounts.zero(lookahead)
-            sums[kind] = sum(chosen, SplitCounts(zero, zero))
+            sums[kind] = reduce(add, chosen)
     return sums
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,100 +10,28 @@ import torch
 
 from pass_exporter.model.load import LoadedModel, load_model
 from pass_exporter.model.registry import resolve
-from pass_exporter.progress import Step
+from pass_exporter.progress import Progress, Step
 from pass_runtime.bundle.integrity import cache_directory
 from pass_runtime.bundle.reference import sample
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.window import MAX_LOOKAHEAD
 from pass_runtime.errors import PassError
-from pass_runtime.measuring.real_use import EXTRA_TOKENS, KINDS, Prompt, read_prompt_set
-from pass_trainer.config import TrainDtype
+from pass_runtime.measuring.real_use import EXTRA_TOKENS, Prompt, read_prompt_set
+from pass_trainer.config import EvaluateConfig
 from pass_trainer.drafter import Drafter
 from pass_trainer.evaluation.answers import AnswerWriter, SeededPrompt, encode
 from pass_trainer.evaluation.counts import Ids, Report, SplitCounts, by_kind, count_drafts
 from pass_trainer.initial import read_or_baseline
-from pass_trainer.run import TrainProgress, make_accelerator, model_cache_key
+from pass_trainer.run import make_accelerator, model_cache_key
 from pass_trainer.windows import full_groups, make_windows
 
 Sample = Callable[[npt.NDArray[np.float32], Ids], Ids]
 """(logits [N,V], positions [N] of the sampled tokens) -> tokens [N]."""
 SKIPPED_DRAFT, PADDING_TOKEN = -1, -2
 """A draft that was not computed, and tokens after the text's end."""
-PROMPTS = Path(__file__).parents[1] / "prompts" / "evaluation.jsonl"
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Options of an evaluation. Raises PassError if one is out of range. weights: a file that
-    pass-train wrote; None for the untrained baseline. tokens: measured of an answer."""
-
-    model: str
-    weights: Path | None = None
-    prompts: Path = PROMPTS
-    tokens: int = 128
-    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
-    top_k: int = 0
-    lookahead: int = 4
-    kinds: tuple[str, ...] = KINDS
-    each: int | None = None
-    dtype: TrainDtype = "fp32"
-    device: str = "auto"
-    revision: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.tokens < 2:
-            raise PassError(f"--tokens must be at least 2, not {self.tokens}")
-        if not 1 <= self.lookahead <= MAX_LOOKAHEAD:
-            raise PassError(f"--lookahead must be 1 to {MAX_LOOKAHEAD}, not {self.lookahead}")
-        for temperature in self.temperatures:
-            SamplingParams(temperature, self.top_k)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "weights": None if self.weights is None else str(self.weights),
-            "prompts": len(read_prompt_set(self.prompts, self.kinds, self.each)),
-            "tokens": self.tokens,
-            "top_k": self.top_k,
-            "lookahead": self.lookahead,
-            "dtype": self.dtype,
-        }
-
-
-@dataclass(frozen=True)
-class AnsweredPrompt:
-    """ids: of the prompt. tokens: of its answer."""
-
-    kind: str
-    ids: list[int]
-    tokens: list[int]
-    sampling: SamplingParams
-
-    def anchors(self, tokens: int) -> range:
-        """Return the anchors whose drafts are for the answer's first `tokens` tokens, from the
-        prompt's last token on."""
-        first = len(self.ids) - 1
-        return range(first, first + min(tokens, len(self.tokens)) - 1)
-
-
-def evaluate(config: EvaluateConfig, progress: TrainProgress) -> Report:
+def evaluate(config: EvaluateConfig, progress: Progress) -> Report:
     """Return the counts by temperature and kind of prompt. Raises PassError for a user's errors."""
-    drafter, texts_by_temperature = answer_all(config, progress)
-    report = {}
-    for temperature, texts in texts_by_temperature.items():
-        step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
-        for text in texts:
-            counts.append(_measure(config, drafter, text))
-            step(len(counts), len(texts))
-        report[f"{temperature:g}"] = by_kind(
-            [text.kind for text in texts], counts, config.lookahead
-        )
-    return report
-
-
-def answer_all(
-    config: EvaluateConfig, progress: TrainProgress
-) -> tuple[Drafter, dict[float, list[AnsweredPrompt]]]:
     prompts = read_prompt_set(config.prompts, config.kinds, config.each)
     accelerator = make_accelerator(config.device)
     source = resolve(config.model, config.revision)
@@ -115,32 +40,30 @@ def answer_all(
     encoded = [encode(loaded.tokenizer, prompt) for prompt in prompts]
     _check_lengths(config, loaded, prompts, encoded)
     loaded.model.to(accelerator.device)
-    lookahead_weights = read_or_baseline(config.weights, config.lookahead, loaded.model)
-    drafter = Drafter(
-        loaded.model,
-        lookahead_weights.embeddings,
-        lookahead_weights.adapter,
-        lookahead_weights.head,
-    ).to(accelerator.device)
+    drafts = read_or_baseline(config.weights, config.lookahead, loaded.model)
+    drafter = Drafter(loaded.model, drafts.embeddings, drafts.adapter, drafts.head)
+    drafter.to(accelerator.device)
     writer = AnswerWriter(
         loaded.model,
         loaded.eos_token_ids,
         config.tokens + EXTRA_TOKENS,  # The last measured pass may write more tokens.
         f"{model_cache_key(loaded.model)} {config.dtype}",
     )
-    texts = {}
+    report = {}
     for temperature in config.temperatures:
-        sampling = [
-            SamplingParams(temperature, config.top_k, seed=prompt.seed) for prompt in prompts
-        ]
         step = progress.phase(f"writing at temperature {temperature:g}")
-        seeded = [SeededPrompt(*each) for each in zip(encoded, sampling, strict=True)]
-        answers = _answer_by_kind(writer, prompts, seeded, step)
-        kinds = [prompt.kind for prompt in prompts]
-        texts[temperature] = [
-            AnsweredPrompt(*each) for each in zip(kinds, encoded, answers, sampling, strict=True)
+        seeded = [
+            SeededPrompt(ids, SamplingParams(temperature, config.top_k, seed=prompt.seed))
+            for ids, prompt in zip(encoded, prompts, strict=True)
         ]
-    return drafter, texts
+        answers = _answer_by_kind(writer, prompts, seeded, step)
+        step, counts = progress.phase(f"drafting at temperature {temperature:g}"), []
+        for prompt, answer in zip(seeded, answers, strict=True):
+            counts.append(_measure(config, drafter, prompt, answer))
+            step(len(counts), len(seeded))
+        kinds = [prompt.kind for prompt in prompts]
+        report[f"{temperature:g}"] = by_kind(kinds, counts)
+    return report
 
 
 def _answer_by_kind(
@@ -159,16 +82,19 @@ def _answer_by_kind(
     return [answers[i] for i in range(len(prompts))]
 
 
-def _measure(config: EvaluateConfig, drafter: Drafter, text: AnsweredPrompt) -> SplitCounts:
+def _measure(
+    config: EvaluateConfig, drafter: Drafter, prompt: SeededPrompt, answer: list[int]
+) -> SplitCounts:
+    first = len(prompt.ids) - 1  # the prompt's last token
     drafts = drafts_of(
         drafter,
-        text.ids + text.tokens,
-        text.anchors(config.tokens),
+        prompt.ids + answer,
+        range(first, first + min(config.tokens, len(answer)) - 1),
         config.lookahead,
-        lambda logits, positions: sample(logits, positions, text.sampling),
+        lambda logits, positions: sample(logits, positions, prompt.sampling),
         stop_at_wrong=True,
     )
-    return count_drafts(drafts, text.tokens, config.tokens)
+    return count_drafts(drafts, answer, config.tokens)
 
 
 def _check_lengths(

@@ -145,9 +145,13 @@ void generate(const GenerateFlags& flags) {
     Generation generation = session.submit(std::move(request), tokenizer ? &*tokenizer : nullptr);
     std::signal(SIGINT, interrupt);
     std::signal(SIGTERM, interrupt);
-    while (const std::optional<Event> event = generation.next()) {
-        if (!flags.as_json) print(*event, text.has_value());
+    // Step by step, because the first event comes after the whole prompt.
+    while (!generation.finish_reason()) {
         if (interrupted) generation.cancel();
+        session.step();
+        while (const std::optional<Event> event = generation.poll()) {
+            if (!flags.as_json) print(*event, text.has_value());
+        }
     }
     if (flags.as_json) std::cout << to_json(generation).dump() << std::endl;
     if (interrupted) {

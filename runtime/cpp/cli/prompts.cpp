@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
-#include <memory>
 
 #include "utf8.h"
 
@@ -25,12 +24,6 @@ std::optional<std::string> read_standard_input() {
     if (isatty(STDIN_FILENO) != 0)
         std::cerr << "reading the prompt from the terminal; end with Ctrl-D" << std::endl;
     return read_bytes(stdin);
-}
-
-std::optional<std::string> read_file(const std::string& path) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                               std::fclose);
-    return read_bytes(file.get());
 }
 
 // The UTF-8 text of a file or of standard input, without a byte order mark.

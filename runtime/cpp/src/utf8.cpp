@@ -95,11 +95,15 @@ std::optional<std::string> read_bytes(std::FILE* file) {
     return std::ferror(file) == 0 ? std::optional(std::move(bytes)) : std::nullopt;
 }
 
-std::optional<std::string> read_text_file(const std::filesystem::path& path) {
+std::optional<std::string> read_file(const std::filesystem::path& path) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                                std::fclose);
-    if (!file && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
-    std::optional<std::string> text = read_bytes(file.get());
+    return read_bytes(file.get());
+}
+
+std::optional<std::string> read_text_file(const std::filesystem::path& path) {
+    std::optional<std::string> text = read_file(path);
+    if (!text && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
     if (!text) throw Error("cannot read " + path.string() + ": " + std::strerror(errno));
     if (lossy_utf8(*text) != *text)
         throw Error("cannot read " + path.string() + ": it is not UTF-8");

@@ -32,6 +32,9 @@ std::string one_line(std::string_view text);
 // end, or Ctrl-D would have to be pressed twice.
 std::optional<std::string> read_bytes(std::FILE* file);
 
+// None if it cannot be read; errno then has the reason.
+std::optional<std::string> read_file(const std::filesystem::path& path);
+
 // None if there is no such file. Throws Error if it is not readable UTF-8.
 std::optional<std::string> read_text_file(const std::filesystem::path& path);
 

@@ -101,7 +101,7 @@ TEST_CASE("the plans of `auto` and their expected tokens are those of Python", "
         {"fused-4", 2.384},
         {"fused:2,2,1", 2.0103448276},
     };
-    const std::vector<Plan> result = plans_up_to(4, &able);
+    const std::vector<Plan> result = plans_up_to(4, able);
     REQUIRE(result.size() == expected.size());
     for (std::size_t i = 0; i < result.size(); ++i) {
         const Plan& plan = result[i];
@@ -112,7 +112,7 @@ TEST_CASE("the plans of `auto` and their expected tokens are those of Python", "
     }
     CHECK(plans_up_to(0).size() == 1);
     able.fixed_lookahead = 4;  // engines have the plans of one look-ahead with full groups
-    CHECK(plans_up_to(6, &able).size() == 3);
+    CHECK(plans_up_to(6, able).size() == 3);
 }
 
 // On a made-up machine.
@@ -172,21 +172,22 @@ TEST_CASE("estimates of pass times follow the passes that run", "[tuning]") {
 TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") {
     // It starts with the rates of all sequences. tests/runtime/test_auto.py has the same figures.
     Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
-    Rates own;
+    Rates& all = tuner.rates();
+    Rates own(all);
     for (const auto& [drafted, accepted] : {std::pair(4, 3), {4, 4}, {2, 0}})
-        tuner.ngram(3).record(drafted, accepted);
+        all.of(3).record(drafted, accepted);
     for (const auto& [drafted, accepted] : {std::pair(4, 0), {3, 0}, {4, 1}})
-        tuner.ngram(3, &own).record(drafted, accepted);
-    tuner.ngram(3, &own).forget();
+        own.of(3).record(drafted, accepted);
+    own.of(3).forget();
     const auto check = [](const Acceptance& actual, const std::vector<double>& rates) {
         for (std::size_t i = 0; i < rates.size(); ++i)
             CHECK(actual.rates()[i] == Approx(rates[i]).epsilon(1e-9));
     };
-    check(tuner.ngram(3),
+    check(all.of(3),
           {0.615056721723052, 0.6668061950606948, 0.6668061950606948, 0.5835077438258686});
-    check(tuner.ngram(3, &own),
+    check(own.of(3),
           {0.4467939631635886, 0.4446763813311009, 0.6668061950606948, 0.5835077438258686});
-    check(tuner.ngram(2, &own), {0.6, 0.6, 0.6, 0.6});
+    check(own.of(2), {0.6, 0.6, 0.6, 0.6});
 }
 
 // As tests/runtime/test_pass_times.py.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
-from pass_runtime.bundle.manifest import Manifest
+from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.open_files import OpenFiles
 from pass_runtime.bundle.plan import PLAN_NAMES, make_plan
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, TAIL_OPTIONS, Sampler, SamplingParams
@@ -100,10 +100,12 @@ class Capabilities:
         return [width for width in widths if fits(width)]
 
     def allows(self, windows: Sequence[Window]) -> bool:
-        if self.fixed_lookahead is None:
-            return True
-        plans = (make_plan(name, self.fixed_lookahead) for name in PLAN_NAMES)
-        return {window for plan in plans for window in plan.windows}.issuperset(windows)
+        return self.fixed_lookahead is None or self._engine_windows.issuperset(windows)
+
+    @cached_property
+    def _engine_windows(self) -> frozenset[Window]:
+        plans = (make_plan(name, self.fixed_lookahead or 0) for name in PLAN_NAMES)
+        return frozenset(window for plan in plans for window in plan.windows)
 
     def verify_window(self, drafts: int) -> Window:
         return verify_window(drafts if self.fixed_lookahead is None else self.fixed_lookahead)
@@ -318,6 +320,17 @@ class Backend(OfOneProcess, ABC):
         if batch.logprobs is not None:
             logprobs = self._read_logprobs(batch.size, batch.window.max_emitted)
         return PassResult(tokens, logprobs)
+
+    def graphs_after_trunk(self, batch: Batch) -> list[tuple[Graph, int, bool]]:
+        """Return in order the graphs that a pass runs after the trunk; T of the processors, else 0;
+        and whether the graph reads processed logits."""
+        tail = self.manifest.window(batch.window.tail).tails[batch.sampler]
+        graphs = [(tail, 0, bool(batch.touched))]
+        if batch.touched:
+            graphs.insert(0, (self.manifest.processors, batch.touched, False))
+        if batch.logprobs:
+            graphs.append((self.manifest.logprobs, 0, batch.reads_processed))
+        return graphs
 
     @staticmethod
     def result_shapes(batch: Batch) -> dict[str, tuple[int, ...]]:

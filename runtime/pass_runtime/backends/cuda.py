@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -28,24 +29,10 @@ ALIGNMENT_BYTES = 256
 STAGING_ALIGNMENT_BYTES = 64
 THREAD_LOCAL = 1
 """cudaStreamCaptureMode: other threads may call CUDA during a capture."""
-DEVICE_LOST_ERRORS = {
-    214: "cudaErrorECCUncorrectable",
-    220: "cudaErrorNvlinkUncorrectable",
-    226: "cudaErrorContained",
-    700: "cudaErrorIllegalAddress",
-    702: "cudaErrorLaunchTimeout",
-    709: "cudaErrorContextIsDestroyed",
-    710: "cudaErrorAssert",
-    714: "cudaErrorHardwareStackError",
-    715: "cudaErrorIllegalInstruction",
-    716: "cudaErrorMisalignedAddress",
-    717: "cudaErrorInvalidAddressSpace",
-    718: "cudaErrorInvalidPc",
-    719: "cudaErrorLaunchFailure",
-    721: "cudaErrorTensorMemoryLeak",
-    810: "cudaErrorMpsClientTerminated",
-    911: "cudaErrorExternalDevice",
-}
+DEVICE_LOST_ERRORS = frozenset({214, 220, 226, *range(714, 720), 700, 702, 709, 710, 721, 810, 911})
+"""cudaErrorIllegalAddress (700), LaunchFailure (719) and others after which every call fails: ECC,
+NVLink, time-out, destroyed context, assertion, hardware stack, instruction, alignment, address
+space, program counter, tensor memory, MPS, external device."""
 OLD_DRIVER_ERROR = 35
 """cudaErrorInsufficientDriver."""
 NO_DEVICE_ERRORS = frozenset({3, 35, 46, 100, 101, 802, 803, 804})
@@ -108,8 +95,9 @@ def find_device(api: Any | None = None, ordinal: int = 0) -> DeviceInfo | None:
         api = api or import_api()
         if unwrap(api.cudaGetDeviceCount()) <= ordinal:
             return None
+        attribute = getattr(api, "cudaDeviceAttr", int)
         major, minor = (
-            unwrap(api.cudaDeviceGetAttribute(_attribute(api, each), ordinal))
+            unwrap(api.cudaDeviceGetAttribute(attribute(each), ordinal))
             for each in (CAPABILITY_MAJOR, CAPABILITY_MINOR)
         )
         name = unwrap(api.cudaGetDeviceProperties(ordinal)).name
@@ -135,17 +123,12 @@ def why_no_device(api: Any | None = None) -> str:
     return f"CUDA sees {count} GPUs, but cannot read their properties; update the driver"
 
 
-def has_driver(api: Any | None = None) -> bool:
-    """Whether there is a driver, even one that is too old for cuda-python."""
-    try:
-        return bool(driver_version(api or import_api()))
-    except PassError:
-        return False
-
-
-def _attribute(api: Any, number: int) -> Any:
-    enum = getattr(api, "cudaDeviceAttr", None)
-    return number if enum is None else enum(number)
+def log_level_without_gpu() -> int:
+    """A warning with a driver, even one that is too old: the user probably expects the GPU."""
+    with suppress(PassError):
+        if driver_version(import_api()):
+            return logging.WARNING
+    return logging.INFO
 
 
 def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) -> Any:
@@ -155,7 +138,7 @@ def unwrap(result: tuple[Any, ...], name: str = "CUDA", api: Any | None = None) 
     if int(code) in DEVICE_LOST_ERRORS:
         raise DeviceLost(
             f"the GPU works no more for this process (CUDA error {int(code)}, "
-            f"{DEVICE_LOST_ERRORS[int(code)]}, {name}); restart the process"
+            f"{getattr(code, 'name', 'device lost')}, {name}); restart the process"
         )
     if int(code) != 0:
         hint = "; is the GPU visible to nvidia-smi?" if int(code) in NO_DEVICE_ERRORS else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pass_runtime.backends.base import Backend, check_onnx_runtime
-from pass_runtime.backends.cuda import find_device, has_driver, why_no_device
+from pass_runtime.backends.cuda import find_device, log_level_without_gpu, why_no_device
 from pass_runtime.backends.trt.engine_sets import check_built, fits, is_current
 from pass_runtime.backends.trt.library import LIBRARIES, Library, import_library
 from pass_runtime.bundle.manifest import Manifest
@@ -61,7 +61,7 @@ def open_backend(bundle: Path, manifest: Manifest, options: LoadOptions) -> Back
     if split_device(device)[0] in LIBRARIES:
         from pass_runtime.backends.trt.backend import TrtBackend
 
-        return TrtBackend.open(bundle, manifest, replace(options, device=device))
+        return TrtBackend(bundle, manifest, replace(options, device=device))
     from pass_runtime.backends.ort.backend import OrtBackend
 
     return OrtBackend(
@@ -95,9 +95,8 @@ def find_engine_library(manifest: Manifest) -> Library | None:
         return None
     device = find_device()
     if device is None:
-        # With a driver, the user probably expects the GPU.
-        level = logging.WARNING if has_driver() else logging.INFO
-        log.log(level, "the bundle's engines are not used: %s", why_no_device())
+        why = why_no_device()
+        log.log(log_level_without_gpu(), "the bundle's engines are not used: %s", why)
         return None
     for library in LIBRARIES.values():
         sets = [engines for engines in manifest.engines if engines.library == library.name]

@@ -10,8 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pass_runtime.bundle.manifest import Graph, Manifest, Tensor
-from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.bundle.tensors import PAST, PRESENT, PROCESSED_LOGITS, WINDOW_TENSORS
+from pass_runtime.bundle.tensors import (
+    LOOKAHEAD_ROWS,
+    PAST,
+    PRESENT,
+    PROCESSED_LOGITS,
+    WINDOW_TENSORS,
+)
 from pass_runtime.bundle.window import Window, prefill_window
 
 PREFILL = "prefill."
@@ -33,8 +38,11 @@ class Binding:
 
 @dataclass(frozen=True)
 class Bindings:
+    """sizes: of the graph's symbolic dimensions."""
+
     inputs: Sequence[Binding]
     outputs: Sequence[Binding]
+    sizes: Mapping[str, int]
 
 
 class BundleBindings:
@@ -72,92 +80,69 @@ class BundleBindings:
             constants = self.constants(prefill_window(width))
             constants["logit_rows"] = np.arange(logit_rows, dtype=np.int64)
         sizes = {"batch": batch, "width": width, "logit_rows": logit_rows}
-        sizes["lookahead_rows"] = len(constants["lookahead_rows"])
+        has_lookahead = any(each.name == LOOKAHEAD_ROWS for each in self._manifest.trunk.inputs)
+        sizes["lookahead_rows"] = len(constants[LOOKAHEAD_ROWS]) if has_lookahead else 0
         if one_row:
             del constants["logit_rows"]
-        graph, scope = self._manifest.trunk, PREFILL if prefill else ""
-        inputs = [each for each in graph.inputs if not each.name.startswith(PAST)]
-        outputs = [each for each in graph.outputs if not each.name.startswith(PRESENT)]
-        return Bindings(
-            [self._bind(each, sizes, window, constants, scope) for each in inputs],
-            [self._bind(each, sizes, window, {}, scope) for each in outputs],
-        )
+        scope = PREFILL if prefill else ""
+        return self._bindings(self._manifest.trunk, window, sizes, constants, scope)
 
-    def tail_graph(self, window: Window, sampler: Sampler) -> Graph:
-        """Return the tail graph that runs after the trunk in a pass of `window`."""
-        return self._manifest.window(window.tail).tails[sampler]
-
-    def tail(
-        self, window: Window, sampler: Sampler, batch: int, *, processed: bool = False
-    ) -> Bindings:
-        graph, constants = self.tail_graph(window, sampler), self.constants(window)
-        sizes = {"batch": batch, "positions": self._positions, "width": window.width}
-        sizes["lookahead_rows"] = len(constants["lookahead_rows"])
-        inputs = [
-            self._bind(self._widened(tensor, window), sizes, window, constants)
-            for tensor in graph.inputs
-        ]
-        return Bindings(
-            _reading_processed(inputs) if processed else inputs,
-            [
-                self._bind(self._widened(tensor, window), sizes, window, {})
-                for tensor in graph.outputs
-            ],
-        )
-
-    def processors(self, graph: Graph, window: Window, batch: int, touched: int) -> Bindings:
-        """Return the bindings of `graph`, the logits processors, before the tail of `window`."""
-        sizes = {"batch": batch, "width": window.width, "touched": touched}
-        sizes["processed_rows"] = window.drafts + 1
-        return Bindings(
-            [self._bind(tensor, sizes, window, {}) for tensor in graph.inputs],
-            [self._bind(tensor, sizes, window, {}) for tensor in graph.outputs],
-        )
-
-    def logprobs(
-        self, window: Window, batch: int, *, processed: bool = False, scope: str = ""
-    ) -> Bindings:
-        graph = self._manifest.logprobs
-        sizes = {"batch": batch, "width": window.width, "max_emitted": window.max_emitted}
-        inputs = [self._bind(tensor, sizes, window, {}, scope) for tensor in graph.inputs]
-        return Bindings(
-            _reading_processed(inputs) if processed else inputs,
-            [self._bind(tensor, sizes, window, {}, scope) for tensor in graph.outputs],
-        )
-
-    def _widened(self, tensor: Tensor, window: Window) -> Tensor:
-        """A window's ids include the padding."""
-        rows = (window.next if tensor.name == "next_ids" else window).width
-        if tensor.name not in WINDOW_TENSORS or tensor.shape[1] != rows:
-            return tensor
-        width = self._padded_width(rows)
-        return tensor.model_copy(update={"shape": (tensor.shape[0], width)})
-
-    def _bind(
+    def after_trunk(
         self,
-        tensor: Tensor,
-        sizes: Mapping[str, int],
+        graph: Graph,
         window: Window,
-        constants: Mapping[str, npt.NDArray[Any]],
+        batch: int,
+        *,
+        touched: int = 0,
+        processed: bool = False,
         scope: str = "",
-    ) -> Binding:
-        shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
-        constant = constants.get(tensor.name)
-        if constant is not None:
-            buffer = f"{scope}{window.name}.{tensor.name}"
-            return Binding(
-                tensor.name, buffer, shape, tensor.dtype, by_slot=False, constant=constant
-            )
-        by_slot = tensor.shape[0] == "batch" and not scope
-        buffer = scope + (fed_input(tensor.name) or tensor.name)
-        return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)
+    ) -> Bindings:
+        """Of the logits processors, a tail, or the log-probabilities. touched: T of the processors.
+        processed: read the processors' logits."""
+        constants = self.constants(window)
+        sizes = {
+            "batch": batch,
+            "width": window.width,
+            "lookahead_rows": len(constants["lookahead_rows"]),
+            "positions": self._positions,
+            "max_emitted": window.max_emitted,
+            "processed_rows": window.drafts + 1,
+            "touched": touched,
+        }
+        bindings = self._bindings(graph, window, sizes, constants, scope)
+        if not processed:
+            return bindings
+        inputs = [
+            replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each
+            for each in bindings.inputs
+        ]
+        return replace(bindings, inputs=inputs)
 
+    def _bindings(
+        self,
+        graph: Graph,
+        window: Window,
+        sizes: Mapping[str, int],
+        constants: Mapping[str, npt.NDArray[Any]],
+        scope: str,
+    ) -> Bindings:
+        def bind(tensor: Tensor) -> Binding:
+            shape = tuple(sizes[size] if isinstance(size, str) else size for size in tensor.shape)
+            rows = (window.next if tensor.name == "next_ids" else window).width
+            if tensor.name in WINDOW_TENSORS and tensor.shape[1] == rows:
+                shape = (shape[0], self._padded_width(rows))
+            if (constant := constants.get(tensor.name)) is not None:
+                buffer = f"{scope}{window.name}.{tensor.name}"
+                return Binding(tensor.name, buffer, shape, tensor.dtype, False, constant)
+            by_slot = tensor.shape[0] == "batch" and not scope
+            buffer = scope + (fed_input(tensor.name) or tensor.name)
+            return Binding(tensor.name, buffer, shape, tensor.dtype, by_slot)
 
-def _reading_processed(inputs: Sequence[Binding]) -> Sequence[Binding]:
-    return [
-        replace(each, buffer=PROCESSED_LOGITS) if each.tensor == "logits" else each
-        for each in inputs
-    ]
+        return Bindings(
+            [bind(tensor) for tensor in graph.inputs if not tensor.name.startswith(PAST)],
+            [bind(tensor) for tensor in graph.outputs if not tensor.name.startswith(PRESENT)],
+            sizes,
+        )
 
 
 def fed_input(output: str) -> str | None:

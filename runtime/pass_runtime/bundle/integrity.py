@@ -123,12 +123,10 @@ def _sha256(path: Path) -> str:
     return file_info(path).sha256
 
 
-def file_info(path: Path, progress: Callable[[int], None] | None = None) -> FileInfo:
+def file_info(path: Path) -> FileInfo:
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(1 << 22):
             digest.update(piece)
             size += len(piece)
-            if progress is not None:
-                progress(len(piece))
     return FileInfo(sha256=digest.hexdigest(), bytes=size)

@@ -41,8 +41,8 @@ class Option:
 
     type: of a value, also in a "list" or "map". bounds: by pydantic's names. allowed: for
     errors. if_none: what None means, for --help. flag, http, triton: its names there, None for
-    none; a bool's flag sets it to `not default`. tail: the cheapest sampler whose tails have it
-    as an input.
+    none; a bool's flag sets it to `not default`. flag_help: of a flag that negates. tail: the
+    cheapest sampler whose tails have it as an input.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Option:
     triton: str | None
     if_none: str = ""
     metavar: str | None = None
+    flag_help: str = ""
     tail: str = ""
 
 
@@ -111,9 +112,10 @@ def _option(cls: Any, each: Field[Any]) -> Option:
         for name in ("ge", "gt", "le", "lt")
         if hasattr(bound, name)
     }
-    at_least = f"at least {bounds['ge']}" if bounds.keys() == {"ge"} else ""
+    texts = {("ge",): "at least {ge}", ("gt",): "above {gt}", ("ge", "le"): "{ge} to {le}"}
+    bounded = texts.get(tuple(sorted(bounds)), "").format(**bounds)
     attributes: dict[str, Any] = {
-        "allowed": f"one of {', '.join(choices)}" if choices else at_least,
+        "allowed": f"one of {', '.join(choices)}" if choices else bounded,
         "default": each.default if each.default_factory is MISSING else each.default_factory(),
         "flag": f"--{each.name.replace('_', '-')}",
         "http": each.name,

@@ -110,7 +110,6 @@ class SamplingParams:
         hash=False,
         metadata={
             "help": "Added to the logit of a token, by token id.",
-            "allowed": "-100 to 100",
             "metavar": "TOKEN=BIAS",
             "triton": None,
         },
@@ -137,10 +136,6 @@ class SamplingParams:
     def penalizes(self) -> bool:
         added = self.presence_penalty or self.frequency_penalty
         return bool(added) or self.repetition_penalty != 1
-
-    @property
-    def changes_logits(self) -> bool:
-        return bool(self.logit_bias) or self.penalizes
 
     @property
     def sampler(self) -> Sampler:

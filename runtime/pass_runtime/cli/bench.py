@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,12 +23,11 @@ from pass_runtime.bundle.option import option, options_class
 from pass_runtime.bundle.plan import PLAN_NAMES
 from pass_runtime.bundle.sampling import SamplingParams
 from pass_runtime.cli import flags as opts
-from pass_runtime.cli.bench_rows import Breakdown, RowsOptions, SaveReport, measure_rows, print_rows
+from pass_runtime.cli.bench_rows import RowsOptions, SaveReport, measure_rows, print_rows
 from pass_runtime.cli.prompt_io import read_prompts
 from pass_runtime.cli.tables import print_plans
 from pass_runtime.commands.errors import OneLineCommand, one_line_errors, require
 from pass_runtime.decode.stats import Stats
-from pass_runtime.errors import PassError
 from pass_runtime.files import to_json, write_whole
 from pass_runtime.measuring.lossless import first_difference, loop_start, run_tokens
 from pass_runtime.measuring.real_use import FIRST_LOOK_PROMPTS, encode, in_turns, read_prompt_set
@@ -44,7 +42,6 @@ DEFAULT_CONTENDERS: Mapping[str, Mapping[str, str]] = {
 }
 """What is compared by default: options of a request, by the name in the tables."""
 MAX_LABEL_CHARS = 32
-HTML_COLUMNS = 100
 
 
 @options_class
@@ -66,7 +63,6 @@ class BenchOptions:
     lookahead: Sequence[int] = option((), "Drafts per pass. Without any: the bundle's L.")
     repeat: int = option(3, "Rounds; every round runs every plan once.", ge=1)
     batches: Sequence[int] = ()
-    breakdown: bool = option(False, "Also time single passes of each plan, trunk and tail.")
 
     def encoded(self, session: Session) -> dict[str, list[int]]:
         """Return the token ids of the prompts, by the labels that the prompts have in tables."""
@@ -197,13 +193,6 @@ def run_bench(
     if any(contender.options.plan == "auto" for contender in contenders):
         # Without this, `auto` would time passes during a round.
         session.warm_up(contenders[0].options.sampling)
-    breakdown = None
-    if request.breakdown:
-        breakdown = Breakdown(session, {c.name: (c.options, c.batch) for c in contenders})
-
-    def entry(contender: Contender) -> dict[str, Any]:
-        measured = contender.as_dict(contenders[0], labels)
-        return measured | (breakdown.as_dict(contender.name, measured["tau"]) if breakdown else {})
 
     def report(comparison: Mapping[str, list[str] | None]) -> dict[str, Any]:
         return {
@@ -215,7 +204,7 @@ def run_bench(
             "repeat": len(contenders[0].rounds),
             "rule": session.manifest.rule,
             **comparison,
-            "plans": [entry(contender) for contender in contenders],
+            "plans": [contender.as_dict(contenders[0], labels) for contender in contenders],
         }
 
     rounds: Iterable[dict[tuple[str, int], list[TimedRun]]] = in_turns(
@@ -228,8 +217,6 @@ def run_bench(
         for contender in contenders:
             by_prompt = [runs for (name, _), runs in runs_by_call.items() if name == contender.name]
             contender.rounds = [list(runs) for runs in zip(*by_prompt, strict=True)]
-        if breakdown:
-            breakdown.time()
         if len(contenders[0].rounds) < request.repeat:
             # The texts are not compared before the end.
             save(report({"near_ties": None, "differences": None}))
@@ -267,21 +254,15 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def write_json(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report to `output`, unless that is an .html file."""
-    if output is not None and output.suffix != ".html":
+    if output is not None:
         write_whole(output, to_json(report, indent=2) + "\n")
 
 
 def show_report(
     report: dict[str, Any], print_report: Callable[..., None], *, as_json: bool, output: Path | None
 ) -> None:
-    """Print the report, and write it to `output`. print_report: prints its tables, by default to
-    standard output."""
+    """Print the report, and write it to `output`. print_report: prints its tables."""
     write_json(report, output)
-    if output is not None and output.suffix == ".html":
-        console = Console(record=True, file=StringIO(), width=HTML_COLUMNS)
-        print_report(report, console)
-        write_whole(output, console.export_html())
     if as_json:
         click.echo(to_json(report, indent=2))
     else:
@@ -339,19 +320,6 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     return name.removesuffix("+ngram") + shape + (" +ngram" if name.endswith("+ngram") else "")
 
 
-def _sizes(_: click.Context, flag: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to ()."""
-    if text is None:
-        return ()
-    try:
-        sizes = tuple(int(size) for size in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise PassError(f"{flag.opts[0]} must list numbers, as in 1,2,5, not {text!r}")
-    return sizes
-
-
 @click.command(cls=OneLineCommand)
 @opts.BUNDLE
 @opts.flags_of(BenchOptions, "prompts", "prompt_file", "max_new_tokens")
@@ -360,25 +328,25 @@ def _sizes(_: click.Context, flag: click.Parameter, text: str | None) -> tuple[i
 @click.option(
     "--batch",
     "batches",
-    callback=_sizes,
+    callback=opts.parse_sizes,
     help="Numbers of sequences to run together, as 1,2,4,8.  [default: one by one]",
 )
 @click.option(
     "--rows",
-    callback=_sizes,
+    callback=opts.parse_sizes,
     help="Time not plans, but single passes of windows with 1,2,3,5,9 rows, for example.",
 )
 @click.option(
     "--cached", type=click.IntRange(0), default=200, show_default=True, help="Tokens before --rows."
 )
-@opts.flags_of(BenchOptions, "repeat", "breakdown")
+@opts.flags_of(BenchOptions, "repeat")
 @opts.load_flags()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "-o",
     "--output",
     type=opts.PATH,
-    help="Also write JSON to this file after every round; to an .html file, tables at the end.",
+    help="Also write JSON to this file after every round.",
 )
 @one_line_errors
 def bench(
@@ -399,10 +367,6 @@ def bench(
     --batch it is that of all sequences together, with prefill. ms/pass never includes prefill. tau
     is tokens per pass.
 
-    --breakdown adds columns. host: the part of ms/pass outside the engine. trunk, tail:
-    milliseconds of single passes. cost: both together, relative to a pass of ar. predicted: the
-    speed if a pass took only these.
-
     With --rows, every round times ten passes of each window, with and without look-ahead rows. The
     KV capacity is --capacity if given, else the smallest that holds --cached tokens and the window.
     """
@@ -410,7 +374,7 @@ def bench(
     request = opts.take(BenchOptions, options, sampling=opts.take(SamplingParams, options))
     if rows:
         why = "--rows times single passes of windows"
-        opts.refuse_given(why, "plans", "drafts", "lookahead", "breakdown", "max_new_tokens")
+        opts.refuse_given(why, "plans", "drafts", "lookahead", "max_new_tokens")
     else:
         opts.refuse_given("it is for --rows", "cached")
     loading = LoadOptions(

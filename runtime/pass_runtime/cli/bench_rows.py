@@ -1,14 +1,12 @@
-"""pass-run bench --rows and --breakdown: times trunk and tail of single passes."""
+"""pass-run bench --rows: times trunk and tail of single passes."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
-
-from rich.console import Console
 
 from pass_runtime.backends.base import Batch
 from pass_runtime.bundle.sampling import SamplingParams
@@ -30,52 +28,6 @@ from pass_runtime.session import Session
 from pass_runtime.tuning.auto import Auto
 
 SaveReport = Callable[[dict[str, Any]], None]
-
-
-class Breakdown:
-    """Times trunk and tail in the passes of plans. `auto` and plans with n-gram drafts have none:
-    they choose their passes while they decode."""
-
-    def __init__(
-        self, session: Session, plans: Mapping[str, tuple[GenerateOptions, int | None]]
-    ) -> None:
-        """plans: by name, the options, and how many sequences run together (None: one by one)."""
-        self._session = session
-        self._passes: dict[str, list[Batch]] = {}  # of ar, then those of the plan
-        for name, (options, batch) in plans.items():
-            slots = session.backend.capabilities.batch_size(batch or 1)
-            ar = Batch(ar_window(), slots, options.sampling.sampler)
-            resolved = session.resolve(options)
-            fixed = None if resolved.ngram_drafts else resolved.plan
-            windows = () if fixed is None else fixed.windows
-            self._passes[name] = [ar, *(replace(ar, window=window) for window in windows)]
-        self._seconds: dict[Batch, list[tuple[float, float]]] = {
-            kind: [] for kinds in self._passes.values() for kind in kinds
-        }
-
-    def time(self) -> None:
-        """Time the passes of every plan, with the KV cache as the last requests left it."""
-        for kind, seconds in self._seconds.items():
-            seconds.append(self._session.call(lambda engine, kind=kind: pass_seconds(engine, kind)))  # type: ignore[misc]
-
-    def as_dict(self, name: str, tau: float) -> dict[str, float | None]:
-        """Return the fields of a plan in the report; None without a breakdown. The prediction is
-        the speed of one sequence if a pass took trunk and tail alone, and cost is the time of both
-        relative to `ar`."""
-        names = (
-            *("trunk_milliseconds", "tail_milliseconds"),
-            *("predicted_tokens_per_second_each", "cost"),
-        )
-        ar, *times = map(self._median, self._passes[name])
-        if not times:
-            return dict.fromkeys(names)
-        trunk, tail = (statistics.mean(seconds) for seconds in zip(*times, strict=True))
-        values = (1e3 * trunk, 1e3 * tail, tau / (trunk + tail), (trunk + tail) / sum(ar))
-        return dict(zip(names, values, strict=True))
-
-    def _median(self, kind: Batch) -> tuple[float, float]:
-        trunk, tail = (statistics.median(part) for part in zip(*self._seconds[kind], strict=True))
-        return trunk, tail
 
 
 @dataclass(frozen=True)
@@ -212,9 +164,8 @@ def filled_engine(
     return engine
 
 
-def print_rows(report: dict[str, Any], console: Console | None = None) -> None:
-    """Print the report as a table on a console, by default standard output."""
-    console = console or OutputConsole()
+def print_rows(report: dict[str, Any]) -> None:
+    console = OutputConsole()
     batched = any(row["batch"] > 1 for row in report["rows"])
     rows = [
         ({"sequences": str(row["batch"])} if batched else {})

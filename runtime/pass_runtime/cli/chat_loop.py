@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +11,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
-from pydantic_core import from_json
 
 from pass_runtime.cli import flags as opts
-from pass_runtime.cli.prompt_io import checked_messages, print_pieces, print_summary
+from pass_runtime.cli.prompt_io import print_pieces, print_summary
 from pass_runtime.commands.errors import (
     Interrupted,
     OneLineCommand,
@@ -25,7 +23,6 @@ from pass_runtime.commands.errors import (
     require,
 )
 from pass_runtime.errors import PassError
-from pass_runtime.files import read_text, write_whole
 from pass_runtime.options import GenerateOptions, LoadOptions
 from pass_runtime.session import Session
 
@@ -100,8 +97,6 @@ def _stream_reader(stream: BinaryIO) -> Reader:
 HELP = """\
 /reset        forget the conversation; the system message stays
 /system TEXT  set the system message; without TEXT, remove it
-/save FILE    write the conversation to FILE, as JSON
-/load FILE    go on with the conversation in FILE
 /quit         end, as Ctrl-D does
 Ctrl-C        stop an answer; at the prompt, end"""
 
@@ -128,8 +123,6 @@ class ChatLoop:
             "/help": lambda _: click.echo(HELP, err=True),
             "/reset": lambda _: self.history.clear(),
             "/system": lambda text: self._set(_message("system", text), self.history),
-            "/save": self._save,
-            "/load": self._load,
         }
 
     def run(self) -> int:
@@ -146,7 +139,7 @@ class ChatLoop:
             except PassError as error:
                 failed += 1
                 report(error)
-            except Interrupted:  # in a command, such as /load of a pipe that nobody writes to
+            except Interrupted:
                 click.echo("[stopped]", err=True)
 
     def _handle(self, line: str) -> None:
@@ -163,27 +156,6 @@ class ChatLoop:
         some templates take no system message."""
         self.session.encode_chat([*system, *history, *_message("user", "?")])
         self.system, self.history = system, history
-
-    def _save(self, name: str) -> None:
-        path, messages = _path("/save", name), [*self.system, *self.history]
-        write_whole(path, json.dumps(messages, ensure_ascii=False, indent=2) + "\n")
-        click.echo(f"{len(messages)} messages written to {path}", err=True)
-
-    def _load(self, name: str) -> None:
-        path = _path("/load", name)
-        try:
-            messages = checked_messages(from_json(read_text(path)))
-        except (PassError, ValueError) as error:
-            raise PassError(f"{path}: {error}") from None
-        start = 1 if messages and messages[0]["role"] == "system" else 0
-        history = messages[start:]
-        if history and (history[0]["role"], history[-1]["role"]) != ("user", "assistant"):
-            raise PassError(
-                f"{path}: a conversation begins with a user's message and ends with the "
-                "assistant's answer"
-            )
-        self._set(messages[:start], history)
-        click.echo(f"{len(messages)} messages read from {path}", err=True)
 
     def _answer(self, user: str) -> None:
         """Print the answer to `user`, and add both to the conversation."""
@@ -239,12 +211,6 @@ def _message(role: str, text: str | None) -> list[dict[str, str]]:
     return [{"role": role, "content": text}] if text else []
 
 
-def _path(command: str, name: str) -> Path:
-    if not name:
-        raise PassError(f"name a file: {command} FILE")
-    return Path(name).expanduser()
-
-
 @click.command(cls=OneLineCommand)
 @opts.BUNDLE
 @click.option("--system", help="A system message before the conversation.")
@@ -267,7 +233,7 @@ def chat(
 ) -> None:
     """Talk to the model, in a terminal or line by line from a pipe.
 
-    /help lists the commands: /reset /system /save /load /quit. Ctrl-C stops an answer; at the
+    /help lists the commands: /reset /system /quit. Ctrl-C stops an answer; at the
     prompt, Ctrl-C and Ctrl-D end the chat. A message that cannot be answered is reported and
     skipped; the status is then 2 at the end, if the messages come from a pipe or a file.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +53,11 @@ def flag_of(option: Option, *, unset: bool = False) -> Callable[[F], F]:
     names, default = (*option.flag.split(), option.name), None if unset else option.default
     if option.type is bool:
         return click.option(
-            *names, is_flag=True, flag_value=not option.default, default=default, help=option.help
+            *names,
+            is_flag=True,
+            flag_value=not option.default,
+            default=default,
+            help=option.flag_help or option.help,
         )
     value_type = click.Choice(option.choices) if option.choices else option.type
     if option.shape != "one":
@@ -89,22 +93,13 @@ def load_flags(*names: str) -> Callable[[F], F]:
 
 SEED, LOGPROBS = flag_of(REQUEST_OPTIONS["seed"]), flag_of(REQUEST_OPTIONS["logprobs"])
 """Flags that some commands lack, or have with another default."""
-CONSTRAINT_FIELDS = ("json_schema", "json_object", "regex", "choice", "grammar")
-CONSTRAINT_FLAGS = (
-    click.option(
-        "--json-schema",
-        type=PATH,
-        help="Write JSON that is valid by the JSON schema in this file.",
-    ),
-    click.option("--json-object", is_flag=True, help="Write a JSON object."),
-    click.option("--regex", help="Write text that matches this regular expression as a whole."),
-    click.option(
-        "--choice", multiple=True, help="Write one of these texts. May be given several times."
-    ),
-    click.option(
-        "--grammar", type=PATH, help="Write text that the Lark grammar in this file allows."
-    ),
-)
+CONSTRAINT_FIELDS = options_of(Constraint)
+IN_FILES = ("json_schema", "grammar")
+"""Their flags name files."""
+CONSTRAINT_FLAGS = [
+    flag_of(replace(each, type=Path) if name in IN_FILES else each)
+    for name, each in CONSTRAINT_FIELDS.items()
+]
 
 
 def generation_options(command: F) -> F:
@@ -124,6 +119,19 @@ SHOW_DRAFTS = click.option(
     is_flag=True,
     help="Colour tokens by their source: the model, look-ahead or n-gram drafts.",
 )
+
+
+def parse_sizes(_: click.Context, flag: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Parse `1,2,4,8` to (1, 2, 4, 8), and None to ()."""
+    if text is None:
+        return ()
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise PassError(f"{flag.opts[0]} must list numbers, as in 1,2,5, not {text!r}")
+    return sizes
 
 
 def take(kind: Callable[..., T], options: dict[str, Any], **more: Any) -> T:
@@ -159,7 +167,7 @@ def generate_options(options: dict[str, Any], *, reuse_prefix: bool = False) -> 
     if "" in values["stop"]:
         raise PassError("--stop is empty: give it text, or leave it out")
     constraint = {name: options.pop(name) for name in CONSTRAINT_FIELDS}
-    for name in ("json_schema", "grammar"):
+    for name in IN_FILES:
         constraint[name] = None if constraint[name] is None else read_text(constraint[name])
     values["constraint"] = as_constraint(constraint)
     return GenerateOptions(reuse_prefix=reuse_prefix).with_fields(**values)

@@ -66,16 +66,14 @@ def inspect(
 
 def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
     """Return the contents of a bundle for JSON."""
-    model = manifest.model
+    model, dumped = manifest.model, manifest.model_dump(mode="json")
     kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
     return {
         "bundle": str(bundle),
         "version": manifest.version,
         "content": manifest.content_hash,
-        "model": model.model_dump(mode="json") | {"kv_bytes_per_token": kv_bytes},
-        "lookahead": manifest.lookahead.model_dump(mode="json"),
-        "rule": manifest.rule,
-        "noise": manifest.noise.model_dump(mode="json"),
+        "model": dumped["model"] | {"kv_bytes_per_token": kv_bytes},
+        **{name: dumped[name] for name in ("lookahead", "rule", "noise")},
         "windows": [
             {
                 "name": window.name,
@@ -87,9 +85,7 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
             }
             for window, listed in zip(manifest.layouts, manifest.windows, strict=True)
         ],
-        "files": {
-            name: info.model_dump(mode="json") for name, info in sorted(manifest.files.items())
-        },
+        "files": dict(sorted(dumped["files"].items())),
         "bytes": sum(info.bytes for info in manifest.files.values()),
         "engines": [_engines(engines, manifest) for engines in manifest.engines],
         "tools": manifest.tools,

@@ -15,8 +15,6 @@ from pass_runtime.tuning.auto import DRAFT_MARGIN, SWITCH_MARGIN, Tuner, shape_o
 
 MAX_TABLE_PROMPTS, MAX_TABLE_PLANS = 12, 4
 """The table of single prompts is printed only for at most so many prompts and plans."""
-BAR_COLUMNS = 48
-"""The length of the longest bar, in columns of the terminal."""
 
 
 class OutputConsole(Console):
@@ -63,9 +61,9 @@ def show_rows(
     show_table(console or OutputConsole(), table)
 
 
-def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
-    """Print the report of `bench` on a console, by default standard output."""
-    plans, console = report["plans"], console or OutputConsole()
+def print_plans(report: dict[str, Any]) -> None:
+    """Print the report of `bench`."""
+    plans, console = report["plans"], OutputConsole()
     batched = any(plan["batch"] for plan in plans)
     if not batched and report["prompts"] <= MAX_TABLE_PROMPTS and len(plans) <= MAX_TABLE_PLANS:
         title = (
@@ -76,10 +74,6 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
     model = f"{report['bundle']} ({report['weights']}) on {device}: {report['machine']}"
     rows = [_cells(plan, batched=batched) for plan in plans]
     show_rows(model, rows, ("plan", "acceptance by position"), console)
-    columns, best = max(len(plan["plan"]) for plan in plans), max(plan["ratio"] for plan in plans)
-    for plan in plans if len(plans) > 1 else ():
-        bar = "\N{FULL BLOCK}" * round(BAR_COLUMNS * plan["ratio"] / best)
-        console.print(Text(f"{plan['plan']:<{columns}} {plan['ratio']:5.2f} {bar}"))
     for line in _notes(report):
         console.print(line, soft_wrap=not console.is_terminal)
     for difference in report["differences"]:
@@ -87,7 +81,7 @@ def print_plans(report: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _notes(report: dict[str, Any]) -> Iterator[Text]:
-    """Yield the lines below the tables and bars."""
+    """Yield the lines below the tables."""
     yield Text(f"look-ahead embeddings: {report['lookahead_source']}")
     for name, reason in report["uncaptured"].items():
         yield Text(f"{name} ran without a CUDA graph: {reason}", style="yellow")
@@ -133,17 +127,6 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     cells["ratio"] = f"{plan['ratio']:.2f}"
     cells["tau"] = f"{plan['tau']:.2f}"
     cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
-    if "cost" in plan:
-        predicted = plan["predicted_tokens_per_second_each"]
-        cells |= {
-            "host": f"{plan['host_milliseconds_per_pass']:.2f}",
-            "trunk": figure(plan["trunk_milliseconds"]),
-            "tail": figure(plan["tail_milliseconds"]),
-            "cost": figure(plan["cost"]),
-            "measured / predicted": figure(
-                predicted and plan["tokens_per_second_each"] / predicted
-            ),
-        }
     cells["acceptance by position"] = " ".join(map(figure, plan["acceptance_of_tried"])) or "-"
     return cells
 

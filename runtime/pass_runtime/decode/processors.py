@@ -81,8 +81,10 @@ class Processors:
         vocab, rows = self._processing.vocab_size, len(drafts) + 1
         if vocab in drafts:
             drafts = drafts[: drafts.index(vocab)]
-        allowed = self._allowed(tokens, drafts, rows)
-        return ProcessedRows(_as_bytes(allowed, vocab), *self._changes(drafts, rows, size))
+        # [rows,V/32] -> [rows,V/8]: bytes, each as an int32
+        bits = self._allowed(tokens, drafts, rows).astype("<u4").view(np.uint8)
+        allowed = bits[:, : (vocab + 7) // 8].astype(np.int32)
+        return ProcessedRows(allowed, *self._changes(drafts, rows, size))
 
     def _allowed(self, tokens: Sequence[int], drafts: Sequence[int], rows: int) -> Bits:
         """[rows,V/32]."""
@@ -170,8 +172,3 @@ def _all_tokens(vocab_size: int) -> Bits:
 def _add(bits: Bits, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
     for token in tokens:
         bits[token // 32] |= np.uint32(1 << token % 32)
-
-
-def _as_bytes(allowed: Bits, vocab_size: int) -> npt.NDArray[np.int32]:
-    """allowed [rows,V/32] -> bytes, each as an int32: [rows,V/8]."""
-    return allowed.astype("<u4").view(np.uint8)[:, : (vocab_size + 7) // 8].astype(np.int32)

@@ -51,13 +51,14 @@ class Worker:
         # reentrant: the garbage collector may give back `Places` in a thread that holds it
         self._lock = threading.RLock()
         self._has_work = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
         self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.closed = False
         self._free_backend: Callable[[], None] | None = None
         self._failure: PassError | None = None
         self._process = os.getpid()
         _live_workers.add(self)
+        self._thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
+        self._thread.start()
 
     def submit(self, sequences: Sequence[SequenceState], places: Places | None = None) -> None:
         """Queue all of `sequences`, or none. places: from `reserve`. Raises QueueFull, or
@@ -69,12 +70,7 @@ class Worker:
             if places is not None:
                 places.count -= reserved
             self._engine.add(*sequences)
-            try:
-                self._wake()
-            except BaseException:  # an interrupt: the caller gets no stream to read
-                for sequence in sequences:
-                    sequence.cancelled = True
-                raise
+            self._has_work.notify()
 
     def reserve(self, count: int, max_queue: int | None = None) -> Places:
         """Raises as `submit` does."""
@@ -94,7 +90,7 @@ class Worker:
         future: Future[T] = Future()
         with self._while_open():
             self._tasks.append((task, future))
-            self._wake()
+            self._has_work.notify()
         return future.result()
 
     def close(self, release: Callable[[], None] | None = None) -> None:
@@ -103,14 +99,13 @@ class Worker:
         if os.getpid() != self._process:
             return
         with self._lock:
-            self.closed, thread = True, self._thread
+            self.closed = True
             self._has_work.notify()
             # The garbage collector closed the session during a pass, which needs the backend.
-            if thread is threading.current_thread():
+            if self._thread is threading.current_thread():
                 self._free_backend = release
                 return
-        if thread is not None:
-            thread.join()
+        self._thread.join()
         if release is not None:
             release()
 
@@ -126,17 +121,7 @@ class Worker:
                 raise PassError(str(failure))
             yield
 
-    def _wake(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="pass-decode", daemon=True)
-            thread.start()
-            self._thread = thread
-        self._has_work.notify()
-
     def _run(self) -> None:
-        with self._lock:  # wait until `_wake` has ended
-            if self._thread is not threading.current_thread():
-                return
         try:
             with self._backend.for_this_thread():
                 while self._wait():

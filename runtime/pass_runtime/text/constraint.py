@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pass_runtime.bundle.option import Texts, options_class, short_repr
+from pass_runtime.bundle.option import Texts, option, options_class, options_of, short_repr
 from pass_runtime.errors import PassError
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -21,11 +21,11 @@ class Constraint:
     `json.loads` makes of it; json_object; regex, as in Rust's crate regex; choice; or grammar, in
     llguidance's Lark. Whether it is valid is checked when a request begins."""
 
-    json_schema: Any = None
-    json_object: bool = False
-    regex: str | None = None
-    choice: Texts = ()
-    grammar: str | None = None
+    json_schema: Any = option(None, "Write JSON that is valid by the JSON schema in this file.")
+    json_object: bool = option(False, "Write a JSON object.")
+    regex: str | None = option(None, "Write text that matches this regular expression as a whole.")
+    choice: Texts = option((), "Write one of these texts.")
+    grammar: str | None = option(None, "Write text that the Lark grammar in this file allows.")
 
     def __post_init__(self) -> None:
         if not all(self.choice):
@@ -52,13 +52,8 @@ class Constraint:
 
     @property
     def _fields_set(self) -> Mapping[str, bool]:
-        return {
-            "json_schema": self.json_schema is not None,
-            "json_object": self.json_object,
-            "regex": self.regex is not None,
-            "choice": bool(self.choice),
-            "grammar": self.grammar is not None,
-        }
+        options = options_of(Constraint).values()
+        return {each.name: getattr(self, each.name) != each.default for each in options}
 
     @property
     def schema(self) -> str:

@@ -49,7 +49,7 @@ class TritonMetricSink:
             queue.SimpleQueue()
         )
         try:
-            for metric in (*RECORDED, *GAUGES):
+            for metric in (*RECORDED, *GAUGES.values()):
                 self._families[metric] = self._family(metric)
         except pb_utils.TritonModelException:
             self._families = {}

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -192,7 +193,7 @@ class Model:
         self, sender: ResponseSender, request: TritonRequest, options: ResponseOptions
     ) -> None:
         try:
-            async with asyncio.timeout(self._service.options.request_seconds):
+            async with self._service.time_limit(time.perf_counter()):
                 await self._decode(sender, request, options)
         except Exception as error:
             sender.send_error(as_api_error(error))

@@ -14,16 +14,7 @@ from pass_runtime import REQUEST_OPTIONS, Token
 from pass_server.answers import Choice, TokenTexts, finite, pass_field
 from pass_server.api_error import ApiError, validation_error
 from pass_server.schemas import CompletionRequest
-from pass_server.triton.config import (
-    EXCLUDE_INPUT,
-    INPUT_IDS,
-    OUTPUT_IDS,
-    RESPONSE_FLAGS,
-    SAMPLING_INPUTS,
-    SAMPLING_PARAMETERS,
-    TEXT_INPUT,
-    TEXT_OUTPUT,
-)
+from pass_server.triton import config
 
 HTTP_NAMES = {
     each.triton: each.http for each in REQUEST_OPTIONS.values() if each.triton and each.http
@@ -62,31 +53,31 @@ def read_request(
     JSON of the request's parameters, which may have what `sampling_parameters` may."""
     inputs = {
         HTTP_NAMES.get(each.name, each.name): _value(tensors, each.name, each.dims)
-        for each in SAMPLING_INPUTS
+        for each in config.SAMPLING_INPUTS
     }
     fields = {name: value for name, value in inputs.items() if value is not None}
-    flags = {field.name: bool(_value(tensors, field.name)) for field in RESPONSE_FLAGS}
-    for text in (_value(tensors, SAMPLING_PARAMETERS.name), _client_parameters(parameters)):
-        _merge(fields, {} if text is None else _json_object(text))
+    flags = {field.name: bool(_value(tensors, field.name)) for field in config.RESPONSE_FLAGS}
+    in_tensor = _value(tensors, config.SAMPLING_PARAMETERS.name)
+    _merge(fields, {} if in_tensor is None else _json_object(in_tensor))
+    own = _json_object(parameters) if parameters else {}
+    _merge(fields, {name: own[name] for name in own if not name.startswith("triton_")})
     logprobs = flags["return_logprobs"] or flags["return_cumulative_logprob"]
     _rename_chat_logprobs(fields, logprobs=logprobs)
-    text = _value(tensors, TEXT_INPUT.name)
-    prompt = text if text is not None else _value(tensors, INPUT_IDS.name, -1)
+    text = _value(tensors, config.TEXT_INPUT.name)
+    prompt = text if text is not None else _value(tensors, config.INPUT_IDS.name, -1)
     if prompt is None:
-        raise ApiError("the request has no prompt", param=TEXT_INPUT.name)
+        raise ApiError("the request has no prompt", param=config.TEXT_INPUT.name)
     try:
         request = TritonRequest(model=model, prompt=prompt, **fields)
     except ValidationError as error:
         raise validation_error(error) from None
-    return request, _response_options(flags, tensors, text)
-
-
-def _response_options(flags: dict[str, bool], tensors: Tensors, text: Any) -> ResponseOptions:
     stream = flags.pop("stream")
-    prefix = text if _value(tensors, EXCLUDE_INPUT.name) is False else ""
+    prefix = text if _value(tensors, config.EXCLUDE_INPUT.name) is False else ""
     if prefix and stream:
-        raise ApiError(f"{EXCLUDE_INPUT.name} must be true in a stream", param=EXCLUDE_INPUT.name)
-    return ResponseOptions(stream, frozenset(name for name in flags if flags[name]), prefix)
+        param = config.EXCLUDE_INPUT.name
+        raise ApiError(f"{param} must be true in a stream", param=param)
+    returned = frozenset(name for name in flags if flags[name])
+    return request, ResponseOptions(stream, returned, prefix)
 
 
 def _value(tensors: Tensors, name: str, dims: int = 1) -> Any:
@@ -112,19 +103,13 @@ def _scalar(name: str, value: Any) -> Any:
     return value.item()
 
 
-def _client_parameters(parameters: str) -> str | None:
-    values = _json_object(parameters) if parameters else {}
-    clients = {name: value for name, value in values.items() if not name.startswith("triton_")}
-    return json.dumps(clients) if clients else None
-
-
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        name = SAMPLING_PARAMETERS.name
+        name = config.SAMPLING_PARAMETERS.name
         raise ApiError(f"{name} is not a JSON object", param=name)
     return value
 
@@ -185,7 +170,7 @@ class OutputTensors:
             arrays["logprobs"] = _strings(json.dumps([self._logprobs(token) for token in tokens]))
         if last and "return_statistics" in options.returned:
             arrays["statistics"] = _strings(json.dumps(pass_field(generation)))
-        always = (TEXT_OUTPUT.name, OUTPUT_IDS.name)
+        always = (config.TEXT_OUTPUT.name, config.OUTPUT_IDS.name)
         return {
             name: array
             for name, array in arrays.items()
@@ -194,8 +179,8 @@ class OutputTensors:
 
     def _text(self, text: str, tokens: Sequence[Token]) -> Arrays:
         if self._tokens:
-            return {OUTPUT_IDS.name: np.array([token.id for token in tokens], np.int32)}
-        return {TEXT_OUTPUT.name: _strings(text)}
+            return {config.OUTPUT_IDS.name: np.array([token.id for token in tokens], np.int32)}
+        return {config.TEXT_OUTPUT.name: _strings(text)}
 
     def _logprobs(self, token: Token) -> dict[int, Any]:
         """Return log-probabilities by token id, in vLLM's form. An unknown rank is None."""

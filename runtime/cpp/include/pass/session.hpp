@@ -20,14 +20,11 @@ namespace pass {
 class Core;
 class Tokenizer;
 
-// A directory that pass-export wrote. Move-only.
+// A directory that pass-export wrote. Copies share its manifest.
 class PASS_API Bundle {
    public:
     // verify: compare the hashes of all files, not only their sizes. Throws Error.
     explicit Bundle(const std::filesystem::path& path, bool verify = true);
-    Bundle(Bundle&&) noexcept;
-    Bundle& operator=(Bundle&&) noexcept;
-    ~Bundle();
 
     const std::filesystem::path& path() const;
     const std::string& name() const;
@@ -42,11 +39,11 @@ class PASS_API Bundle {
     std::optional<std::int64_t> bos_token_id() const;
 
     struct Data;
-    explicit Bundle(std::unique_ptr<Data> data);  // for the library's own tests
+    explicit Bundle(std::shared_ptr<const Data> data);  // for the library's own tests
 
    private:
     friend class Session;
-    std::unique_ptr<Data> data_;
+    std::shared_ptr<const Data> data_;
 };
 
 struct Request {

@@ -108,15 +108,11 @@ ResolvedRequest Core::resolve(const Request& request) const {
                     " tokens, more than the KV capacity of " + std::to_string(capacity) +
                     "; shorten it");
     }
-    PlanChoice choice = choose(options);
     ResolvedRequest resolved;
+    static_cast<PlanChoice&>(resolved) = choose(options);
     resolved.prompt_ids = request.prompt_ids;
     resolved.sampling = options.sampling.resolved();
     resolved.max_new_tokens = options.max_new_tokens;
-    resolved.plan_name = std::move(choice.plan_name);
-    resolved.plan = std::move(choice.plan);
-    resolved.lookahead_drafts = choice.lookahead_drafts;
-    resolved.ngram_drafts = choice.ngram_drafts;
     resolved.stop_token_ids.insert(options.stop_token_ids.begin(), options.stop_token_ids.end());
     if (!options.ignore_eos) {
         resolved.stop_token_ids.insert(bundle_.eos_token_ids().begin(),

@@ -14,16 +14,11 @@ namespace pass {
 Bundle::Bundle(const std::filesystem::path& path, bool verify) {
     auto before = identities(path);
     Manifest manifest = read_manifest(path);
-    HashCache cache;
-    verify_files(path, manifest, verify, &cache);
-    cache.save();
-    data_ = std::make_unique<Data>(Data{path, std::move(manifest), std::move(before)});
+    verify_files(path, manifest, verify);
+    data_ = std::make_shared<const Data>(Data{path, std::move(manifest), std::move(before)});
 }
 
-Bundle::Bundle(std::unique_ptr<Data> data) : data_(std::move(data)) {}
-Bundle::Bundle(Bundle&&) noexcept = default;
-Bundle& Bundle::operator=(Bundle&&) noexcept = default;
-Bundle::~Bundle() = default;
+Bundle::Bundle(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
 
 const std::filesystem::path& Bundle::path() const { return data_->path; }
 const std::string& Bundle::name() const { return data_->manifest.model.name; }
@@ -41,35 +36,29 @@ std::optional<std::int64_t> Bundle::bos_token_id() const {
     return data_->manifest.model.bos_token_id;
 }
 
-Session::Session(Bundle bundle, const LoadOptions& options) {
-    const Bundle::Data& data = *bundle.data_;  // It stays where it is when the bundle is moved.
-    core_ = Core::open(std::move(bundle), data, options);
-}
+Session::Session(Bundle bundle, const LoadOptions& options)
+    : core_(Core::open(bundle, *bundle.data_, options)) {}
 
 Session::Session(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
 Session Session::load(const std::filesystem::path& path, const LoadOptions& options) {
     options.check();
-    Bundle bundle(path, false);
-    if (!options.verify) return Session(std::move(bundle), options);
+    const Bundle bundle(path, false);
+    if (!options.verify) return Session(bundle, options);
     // Hashes are compared while the graphs are loaded, because both take long. If both fail, the
     // error of the hashes is thrown, because a damaged file explains why loading failed.
-    const Manifest manifest = bundle.data_->manifest;
-    const auto before = bundle.data_->identities;
-    std::future<void> hashes = std::async(std::launch::async, [&] {
-        HashCache cache;
-        verify_files(path, manifest, true, &cache);
-        cache.save();
-    });
+    const Bundle::Data& data = *bundle.data_;
+    std::future<void> hashes =
+        std::async(std::launch::async, [&] { verify_files(path, data.manifest, true); });
     std::optional<Session> session;
     std::exception_ptr failure;
     try {
-        session.emplace(std::move(bundle), options);
+        session.emplace(bundle, options);
     } catch (...) {
         failure = std::current_exception();
     }
     hashes.wait();
-    check_unchanged(path, manifest, before);
+    check_unchanged(path, data.manifest, data.identities);
     hashes.get();
     if (failure != nullptr) std::rethrow_exception(failure);
     return std::move(*session);

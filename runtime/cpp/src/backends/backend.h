@@ -19,7 +19,7 @@
 
 namespace pass {
 
-// What a pass runs: a window in the first `batch` slots, and the graphs that follow the trunk.
+// What a pass runs, in the first `batch` slots.
 struct PassKind {
     Window window;
     int batch = 1;
@@ -60,7 +60,7 @@ class Backend {
 
     const Manifest& manifest() const { return manifest_; }
     const Capabilities& capabilities() const { return capabilities_; }
-    // The present KV capacity, in tokens.
+    // In tokens.
     virtual std::int64_t capacity() const { return cache_.capacity(); }
 
     // Only `resize` may change its capacity.

@@ -51,7 +51,7 @@ struct Capabilities {
     // Of `ar`, `two-pass` and `fused` with `lookahead` drafts, those that the backend can run.
     std::vector<Window> plan_windows(int lookahead) const;
     bool allows(const std::vector<Window>& windows) const;
-    // A window that verifies `drafts` drafts. It may have more draft rows.
+    // It may have more draft rows.
     Window verify_window(int drafts) const {
         return pass::verify_window(fixed_lookahead.value_or(drafts));
     }
@@ -84,7 +84,6 @@ struct DeviceName {
     int ordinal = 0;
 };
 
-// "a, b, c"
 std::string comma_list(const std::vector<std::string>& items);
 
 // Throws Error if there is no such device, or its number is wrong.

@@ -11,35 +11,43 @@
 
 namespace pass {
 
-// Functions of the CUDA runtime, which return error codes; tests have a fake.
+// The functions of the CUDA runtime: a name, CUDA's name, and the type. They return error codes.
+#define PASS_CUDA_FUNCTIONS(FUNCTION)                                                            \
+    FUNCTION(driver_version, cudaDriverGetVersion, int(int*)) /* 13040 for 13.4 */               \
+    FUNCTION(runtime_version, cudaRuntimeGetVersion, int(int*))                                  \
+    FUNCTION(device_count, cudaGetDeviceCount, int(int*))                                        \
+    FUNCTION(get_device, cudaGetDevice, int(int*))                                               \
+    FUNCTION(set_device, cudaSetDevice, int(int)) /* of the calling thread */                    \
+    FUNCTION(device_attribute, cudaDeviceGetAttribute,                                           \
+             int(int*, int, int)) /* value, attribute, device */                                 \
+    FUNCTION(memory_info, cudaMemGetInfo, int(std::size_t*, std::size_t*)) /* free, total */     \
+    FUNCTION(malloc, cudaMalloc, int(void**, std::size_t))                                       \
+    FUNCTION(free, cudaFree, int(void*))                                                         \
+    FUNCTION(malloc_host, cudaMallocHost, int(void**, std::size_t))                              \
+    FUNCTION(free_host, cudaFreeHost, int(void*))                                                \
+    FUNCTION(memset_async, cudaMemsetAsync, int(void*, int, std::size_t, void*))                 \
+    FUNCTION(memcpy_async, cudaMemcpyAsync, int(void*, const void*, std::size_t, int, void*))    \
+    FUNCTION(                                                                                    \
+        memcpy_2d_async, cudaMemcpy2DAsync,                                                      \
+        int(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int, void*)) \
+    FUNCTION(stream_create, cudaStreamCreateWithFlags, int(void**, unsigned))                    \
+    FUNCTION(stream_destroy, cudaStreamDestroy, int(void*))                                      \
+    FUNCTION(stream_synchronize, cudaStreamSynchronize, int(void*))                              \
+    FUNCTION(begin_capture, cudaStreamBeginCapture, int(void*, int))                             \
+    FUNCTION(end_capture, cudaStreamEndCapture, int(void*, void**))                              \
+    FUNCTION(graph_instantiate, cudaGraphInstantiate, int(void**, void*, unsigned long long))    \
+    FUNCTION(graph_destroy, cudaGraphDestroy, int(void*))                                        \
+    FUNCTION(graph_exec_destroy, cudaGraphExecDestroy, int(void*))                               \
+    FUNCTION(graph_launch, cudaGraphLaunch, int(void*, void*))                                   \
+    FUNCTION(last_error, cudaGetLastError, int()) /* clears CUDA's record of it */               \
+    FUNCTION(error_string, cudaGetErrorString, const char*(int))
+
+// Tests have a fake.
 struct CudaApi {
-    std::function<int(int*)> driver_version, runtime_version;  // 13040 for 13.4
-    std::function<int(int*)> device_count;
-    std::function<int(int*)> get_device;
-    std::function<int(int)> set_device;                   // of the calling thread
-    std::function<int(int*, int, int)> device_attribute;  // value, attribute, device
+#define PASS_MEMBER(member, name, ...) std::function<__VA_ARGS__> member;
+    PASS_CUDA_FUNCTIONS(PASS_MEMBER)
+#undef PASS_MEMBER
     std::function<int(void*, int)> device_properties;  // cudaDeviceProp, which begins with a name
-    std::function<int(std::size_t*, std::size_t*)> memory_info;  // free, total
-    std::function<int(void**, std::size_t)> malloc;
-    std::function<int(void*)> free;
-    std::function<int(void**, std::size_t)> malloc_host;
-    std::function<int(void*)> free_host;
-    std::function<int(void*, int, std::size_t, void*)> memset_async;
-    std::function<int(void*, const void*, std::size_t, int, void*)> memcpy_async;
-    std::function<int(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int,
-                      void*)>
-        memcpy_2d_async;
-    std::function<int(void**, unsigned)> stream_create;
-    std::function<int(void*)> stream_destroy;
-    std::function<int(void*)> stream_synchronize;
-    std::function<int(void*, int)> begin_capture;
-    std::function<int(void*, void**)> end_capture;
-    std::function<int(void**, void*, unsigned long long)> graph_instantiate;
-    std::function<int(void*)> graph_destroy;
-    std::function<int(void*)> graph_exec_destroy;
-    std::function<int(void*, void*)> graph_launch;
-    std::function<int()> last_error;  // clears CUDA's record of it
-    std::function<const char*(int)> error_string;
 
     // Opens $PASS_CUDART, or the newest libcudart that is found. Throws Error if there is none.
     static CudaApi open();

@@ -54,34 +54,12 @@ CudaApi CudaApi::open() {
                     "); set PASS_CUDART to libcudart.so, or use --device cpu");
     }
     CudaApi api;
-    find(handle, "cudaDriverGetVersion", api.driver_version);
-    find(handle, "cudaRuntimeGetVersion", api.runtime_version);
-    find(handle, "cudaGetDeviceCount", api.device_count);
-    find(handle, "cudaGetDevice", api.get_device);
-    find(handle, "cudaSetDevice", api.set_device);
-    find(handle, "cudaDeviceGetAttribute", api.device_attribute);
+#define FIND(member, name, ...) find(handle, #name, api.member);
+    PASS_CUDA_FUNCTIONS(FIND)
+#undef FIND
     const bool has_v2 = dlsym(handle, "cudaGetDeviceProperties_v2") != nullptr;  // only in CUDA 12
     find(handle, has_v2 ? "cudaGetDeviceProperties_v2" : "cudaGetDeviceProperties",
          api.device_properties);
-    find(handle, "cudaMemGetInfo", api.memory_info);
-    find(handle, "cudaMalloc", api.malloc);
-    find(handle, "cudaFree", api.free);
-    find(handle, "cudaMallocHost", api.malloc_host);
-    find(handle, "cudaFreeHost", api.free_host);
-    find(handle, "cudaMemsetAsync", api.memset_async);
-    find(handle, "cudaMemcpyAsync", api.memcpy_async);
-    find(handle, "cudaMemcpy2DAsync", api.memcpy_2d_async);
-    find(handle, "cudaStreamCreateWithFlags", api.stream_create);
-    find(handle, "cudaStreamDestroy", api.stream_destroy);
-    find(handle, "cudaStreamSynchronize", api.stream_synchronize);
-    find(handle, "cudaStreamBeginCapture", api.begin_capture);
-    find(handle, "cudaStreamEndCapture", api.end_capture);
-    find(handle, "cudaGraphInstantiate", api.graph_instantiate);
-    find(handle, "cudaGraphDestroy", api.graph_destroy);
-    find(handle, "cudaGraphExecDestroy", api.graph_exec_destroy);
-    find(handle, "cudaGraphLaunch", api.graph_launch);
-    find(handle, "cudaGetLastError", api.last_error);
-    find(handle, "cudaGetErrorString", api.error_string);
     return api;
 }
 

@@ -22,18 +22,14 @@ class KVCache {
     const std::string& dtype() const { return dtype_; }
     // Of the trunk's inputs that are cache tensors.
     const std::vector<std::string>& names() const { return names_; }
-    // Of every tensor in a pass over `slots` slots.
     std::array<std::int64_t, 4> shape(int slots) const {
         return {slots, heads_, capacity_, head_dim_};
     }
-    // The part of `slot` in the tensor names()[index].
     std::byte* address(std::size_t index, int slot) const;
     // Move the first lengths[slot] entries of every slot into new tensors. If it throws, the cache
     // stays as it was.
     void resize(std::int64_t capacity, std::span<const std::int64_t> lengths);
-    // Copy the first `length` entries.
     void copy_slot(int source, int target, std::int64_t length);
-    // The bytes that `save` writes.
     std::size_t saved_bytes(std::int64_t length) const;
     // Copy the first `length` entries of `slot` to `target`, as tensors [KV heads,length,head
     // size].

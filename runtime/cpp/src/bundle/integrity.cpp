@@ -7,14 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <fstream>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -25,33 +21,6 @@
 namespace pass {
 
 namespace {
-
-class Sha256 {
-   public:
-    Sha256() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
-        check(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-    }
-    void update(const void* data, std::size_t size) {
-        check(EVP_DigestUpdate(context_.get(), data, size) == 1);
-    }
-    std::string hex() {
-        std::array<unsigned char, 32> bytes{};
-        check(EVP_DigestFinal_ex(context_.get(), bytes.data(), nullptr) == 1);
-        std::string text;
-        for (const unsigned char byte : bytes) {
-            text += "0123456789abcdef"[byte >> 4];
-            text += "0123456789abcdef"[byte & 15];
-        }
-        return text;
-    }
-
-   private:
-    static void check(bool good) {
-        if (!good) throw Error("OpenSSL computes no SHA-256 here");
-    }
-
-    std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
-};
 
 constexpr const char* hashes_file = "hashes.txt";
 constexpr std::size_t max_cached_hashes = 4096;
@@ -117,25 +86,20 @@ void check_unchanged(const std::filesystem::path& bundle, const Manifest& manife
 }
 
 std::string sha256(std::string_view data) {
-    Sha256 digest;
-    digest.update(data.data(), data.size());
-    return digest.hex();
+    std::array<unsigned char, 32> bytes{};
+    if (EVP_Digest(data.data(), data.size(), bytes.data(), nullptr, EVP_sha256(), nullptr) != 1)
+        throw Error("OpenSSL computes no SHA-256 here");
+    std::string text;
+    for (const unsigned char byte : bytes) {
+        text += "0123456789abcdef"[byte >> 4];
+        text += "0123456789abcdef"[byte & 15];
+    }
+    return text;
 }
 
 std::string sha256_of_file(const std::filesystem::path& path) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                               std::fclose);
-    const auto fail = [&] {
-        throw Error("cannot read " + path.string() + ": " + std::strerror(errno));
-    };
-    if (!file) fail();
-    std::setvbuf(file.get(), nullptr, _IONBF, 0);
-    std::vector<char> piece(std::size_t{1} << 20);
-    Sha256 digest;
-    while (const std::size_t size = std::fread(piece.data(), 1, piece.size(), file.get()))
-        digest.update(piece.data(), size);
-    if (std::ferror(file.get()) != 0) fail();
-    return digest.hex();
+    const MappedFile file(path);
+    return sha256({reinterpret_cast<const char*>(file.data()), file.size()});
 }
 
 HashCache::HashCache() {
@@ -190,11 +154,8 @@ void HashCache::save() const {
     if (file.fail() || error) std::filesystem::remove(part, error);
 }
 
-void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes,
-                  HashCache* cache) {
-    const auto has_hash = [&](const std::string& path, const std::string& sha256) {
-        return cache != nullptr ? cache->matches(path, sha256) : sha256_of_file(path) == sha256;
-    };
+void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes) {
+    HashCache cache;
     for (const auto& [name, info] : manifest.files) {
         const std::string path = (bundle / name).string();
         std::error_code error;
@@ -205,11 +166,12 @@ void verify_files(const std::filesystem::path& bundle, const Manifest& manifest,
             throw Error(path + " has " + std::to_string(size) + " bytes instead of " +
                         std::to_string(info.bytes) + "; copy or export the bundle again");
         }
-        if (hashes && !has_hash(path, info.sha256)) {
+        if (hashes && !cache.matches(path, info.sha256)) {
             throw Error(path + " does not match its SHA-256 in " + manifest_file +
                         "; copy or export the bundle again");
         }
     }
+    cache.save();
 }
 
 }  // namespace pass

@@ -15,10 +15,9 @@ namespace pass {
 // In hexadecimal.
 std::string sha256(std::string_view data);
 
-// Throws Error if the file cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
-// What identifies the present content of each file of a directory, by name.
+// Of each file of a directory, by name: what identifies its present content.
 std::map<std::string, std::string> identities(const std::filesystem::path& bundle);
 
 // Throws Error if a file of the bundle has not the identity that it had before.
@@ -46,8 +45,7 @@ class HashCache {
 };
 
 // Throws Error unless every file of the bundle exists and is the one that was exported. hashes:
-// false compares sizes alone. cache: null reads every file.
-void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes = true,
-                  HashCache* cache = nullptr);
+// false compares sizes alone.
+void verify_files(const std::filesystem::path& bundle, const Manifest& manifest, bool hashes);
 
 }  // namespace pass

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 
@@ -51,10 +50,8 @@ OpenFiles::OpenFiles(std::filesystem::path folder, const std::set<std::string>& 
             data_[name] = std::make_unique<MappedFile>(path(name));
             continue;
         }
-        const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-            std::fopen(path(name).c_str(), "rb"), std::fclose);
-        if (!file && errno == ENOENT) continue;  // exported for one device alone
-        std::optional<std::string> content = read_bytes(file.get());
+        std::optional<std::string> content = read_file(path(name));
+        if (!content && errno == ENOENT) continue;  // exported for one device alone
         if (!content)
             throw Error("cannot read " + path(name).string() + ": " + std::strerror(errno));
         graphs_[name] = std::move(*content);

@@ -21,7 +21,7 @@ Drafts first_of(const Drafts& drafts, int count) {
 
 DraftState draft_state_of(const Slot& slot) {
     SequenceState& sequence = *slot.sequence;
-    DraftState result{slot.num_drafts, {}, 0, &sequence.rates};
+    DraftState result{slot.num_drafts, {}, 0, sequence.rates ? &*sequence.rates : nullptr};
     if (sequence.ngram_index) {
         result.ngram = sequence.ngram_index->propose(sequence.request.ngram_drafts);
         result.match_length = sequence.ngram_index->match_length();
@@ -228,9 +228,8 @@ Engine::Batch Engine::batch_of(std::vector<Slot*> slots) {
     batch.tuner = tuner_for(batch);
     if (oldest == nullptr && batch.tuner == nullptr) return batch;
     for (const Slot* slot : batch.slots) batch.states.push_back(draft_state_of(*slot));
-    batch.by_rate = oldest == nullptr;
-    batch.plan = batch.by_rate ? batch.tuner->choose(lookahead, batch.size, batch.states).plan
-                               : *oldest->request.plan;
+    if (oldest == nullptr) batch.choice = batch.tuner->choose(lookahead, batch.size, batch.states);
+    batch.plan = oldest == nullptr ? batch.choice->plan : *oldest->request.plan;
     return batch;
 }
 
@@ -248,23 +247,16 @@ Tuner* Engine::tuner_for(const Batch& batch) {
         return nullptr;
     Tuner* tuner = timed_tuner(batch.sampler, batch.size);
     for (Slot* slot : batch.slots) {
-        if (tuner != nullptr) tuner->join(slot->sequence->rates);
+        if (tuner != nullptr && !slot->sequence->rates)
+            slot->sequence->rates.emplace(tuner->rates());
     }
     return tuner;
 }
 
 Tuner* Engine::timed_tuner(Sampler sampler, int batch) {
-    if (auto_.is_timed(sampler, batch)) return auto_.find(sampler);
-    const int widest = auto_.widest(batch);
-    if (widest == 0 || widest > slots_.room()) return nullptr;
-    for (const int size : {1, batch}) {
-        if (auto_.is_timed(sampler, size)) continue;
-        const auto time = [&](const Window& window) {
-            return time_masked_pass({window, size, sampler});
-        };
-        auto_.timed(sampler, size, measure(time, auto_.untimed(sampler, size)));
-    }
-    return auto_.find(sampler);
+    return auto_.tuner(sampler, batch, slots_.room(), [&](const Window& window, int size) {
+        return time_masked_pass({window, size, sampler});
+    });
 }
 
 // The staged window, or the plan's first; of a narrower plan if the passes up to the plan's last
@@ -312,14 +304,16 @@ bool Engine::choose_ngrams(Batch& batch) {
             if (fits(window.width())) windows.push_back(std::move(window));
         }
         int count = planned == nullptr ? static_cast<int>(windows.size()) : 0;
-        if (batch.by_rate)
-            count = batch.tuner->ngram_count(batch.states, planned, windows, batch.size);
+        if (batch.choice) {
+            count =
+                batch.tuner->ngram_count(*batch.choice, batch.size, batch.states, planned, windows);
+        }
         if (count > 0)
             return take(windows[static_cast<std::size_t>(count - 1)], count,
                         [](const DraftState&) { return true; });
     }
     return planned != nullptr && take(*planned, planned->drafts, [&](const DraftState& state) {
-               return !batch.by_rate || batch.tuner->prefers_ngrams(state, *planned);
+               return !batch.choice || batch.tuner->prefers_ngrams(state, *planned);
            });
 }
 
@@ -363,7 +357,8 @@ Engine::PassResult Engine::run(const Batch& batch) {
     std::optional<Logprobs> logprobs;
     if (kind.logprobs) logprobs = backend_.logprobs(kind);
     // All results are computed before any is recorded, so that a failure changes no record.
-    for (const Slot* slot : batch.slots) {
+    for (std::size_t number = 0; number < batch.slots.size(); ++number) {
+        const Slot* slot = batch.slots[number];
         const std::vector<std::int64_t>& ids = emitted[static_cast<std::size_t>(slot->number)];
         const std::optional<int>& top = slot->sequence->request.logprobs;
         std::vector<Token>& tokens = result.tokens.emplace_back();
@@ -373,8 +368,12 @@ Engine::PassResult Engine::run(const Batch& batch) {
             if (i + 1 < ids.size()) token.source = slot->source;
             if (top) token.logprobs = logprobs_of(*logprobs, slot->number, i, *top);
         }
-        result.verified.push_back({slot->num_drafts, static_cast<int>(ids.size()) - 1,
-                                   slot->source == TokenSource::ngram});
+        Verified& verified = result.verified.emplace_back();
+        verified.drafted = slot->num_drafts;
+        verified.accepted = static_cast<int>(ids.size()) - 1;
+        if (slot->sequence->rates) verified.rates = &*slot->sequence->rates;
+        if (batch.drafts.contains(slot->number))
+            verified.match_length = batch.states[number].match_length;
     }
     std::optional<Window> next = batch.window.next();
     for (std::size_t i = 0; i < batch.slots.size(); ++i) {
@@ -391,14 +390,11 @@ Engine::PassResult Engine::run(const Batch& batch) {
 }
 
 void Engine::apply(const Batch& batch, PassResult result) {
-    if (batch.tuner != nullptr) {
-        batch.tuner->observe(batch.window, batch.size, result.seconds, result.verified,
-                             batch.states);
-    }
+    if (batch.tuner != nullptr)
+        batch.tuner->observe(batch.window, batch.size, result.seconds, result.verified);
     for (std::size_t i = 0; i < batch.slots.size(); ++i) {
         SequenceState& sequence = *batch.slots[i]->sequence;
-        const auto& [drafted, accepted, of_ngrams] = result.verified[i];
-        sequence.stats.record(drafted, accepted + 1);
+        sequence.stats.record(result.verified[i].drafted, result.verified[i].accepted + 1);
         if (sequence.processors_error != nullptr) {
             sequence.finish({FinishReason::error, {}, sequence.processors_error});
             continue;

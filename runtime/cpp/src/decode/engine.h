@@ -23,14 +23,6 @@
 
 namespace pass {
 
-// The fields of these names in `ResolvedRequest`.
-struct PlanChoice {
-    std::string plan_name;
-    std::optional<Plan> plan;
-    int lookahead_drafts = 0;
-    int ngram_drafts = 0;
-};
-
 // name: one of `make_plan`, or "auto". Throws Error if `draft` adds n-gram drafts to `ar`.
 PlanChoice choose_plan(const std::string& name, int lookahead,
                        const std::optional<std::string>& draft);
@@ -58,7 +50,7 @@ class Engine {
           max_concurrency_(max_concurrency) {}
 
     Slots& slots() { return slots_; }
-    // The window that is on the device; none if all must be staged again.
+    // On the device; none if all must be staged again.
     const std::optional<Window>& staged_window() const { return staged_window_; }
 
     void add(std::shared_ptr<SequenceState> sequence);
@@ -75,14 +67,13 @@ class Engine {
     void capture_graphs(std::int64_t capacity, int batch, const std::vector<Sampler>& samplers);
 
    private:
-    // The slots that decode, and what their next pass runs.
     struct Batch {
         std::vector<Slot*> slots;
         int size = 1;  // slots of the pass, from slot 0 on
         Sampler sampler = Sampler::greedy;
         std::vector<DraftState> states{};  // of each sequence; none if there are no drafts
-        Tuner* tuner = nullptr;  // null: every request names a plan, or none was timed yet
-        bool by_rate = false;    // whether the tuner chose the plan
+        Tuner* tuner = nullptr;          // null: every request names a plan, or none was timed yet
+        std::optional<Choice> choice{};  // the tuner's, if no request names a plan
         Plan plan = make_plan("ar", 0);
         Window window{};
         std::map<int, Drafts> drafts{};  // n-grams to put into the windows, by slot number

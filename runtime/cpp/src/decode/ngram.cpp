@@ -4,15 +4,6 @@
 
 namespace pass {
 
-std::size_t NgramIndex::Hash::operator()(const Gram& gram) const {
-    std::uint64_t hash = 0x9E3779B97F4A7C15u;  // the constants are those of splitmix64
-    for (std::int64_t token : gram) {
-        hash = (hash ^ static_cast<std::uint64_t>(token)) * 0xBF58476D1CE4E5B9u;
-        hash ^= hash >> 29;
-    }
-    return hash;
-}
-
 void NgramIndex::extend(std::span<const std::int64_t> tokens) {
     for (std::int64_t token : tokens) {
         tokens_.push_back(token);

@@ -2,8 +2,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 namespace pass {
@@ -26,14 +26,11 @@ class NgramIndex {
 
     // Shorter n-grams are padded with -1, which is no token.
     using Gram = std::array<std::int64_t, max_gram_tokens>;
-    struct Hash {
-        std::size_t operator()(const Gram& gram) const;
-    };
 
     void index_end();
 
     std::vector<std::int64_t> tokens_;
-    std::unordered_map<Gram, std::size_t, Hash> following_;
+    std::map<Gram, std::size_t> following_;  // index after the last occurrence
     std::size_t after_match_ = 0;  // index after the match's last earlier occurrence; 0: no match
     int match_length_ = 0;         // in tokens
 };

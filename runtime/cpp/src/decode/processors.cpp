@@ -55,14 +55,10 @@ bool Processing::changes_logits() const {
 
 Processors::Processors(Processing processing, const std::vector<std::int64_t>& prompt)
     : processing_(std::move(processing)), prompt_length_(prompt.size()), num_read_(prompt.size()) {
-    for (const auto& [token, bias] : processing_.sampling.logit_bias) add_changed(token);
+    for (const auto& [token, bias] : processing_.sampling.logit_bias) changed_.insert(token);
     if (processing_.sampling.repetition_penalty == 1) return;
     seen_.insert(prompt.begin(), prompt.end());
-    for (std::int64_t token : seen_) add_changed(token);
-}
-
-void Processors::add_changed(std::int64_t token) {
-    if (changed_.insert(token).second) changed_ids_.push_back(token);
+    changed_.insert(prompt.begin(), prompt.end());
 }
 
 bool Processors::penalizes() const {
@@ -75,14 +71,14 @@ void Processors::read(const std::vector<std::int64_t>& tokens) {
     for (; num_read_ < tokens.size(); ++num_read_) {
         const std::int64_t token = tokens[num_read_];
         token_counts_[token] += 1;
-        if (penalizes()) add_changed(token);
+        if (penalizes()) changed_.insert(token);
         if (processing_.sampling.repetition_penalty != 1) seen_.insert(token);
     }
 }
 
 std::size_t Processors::list_size(const std::vector<std::int64_t>& tokens, int drafts) {
     read(tokens);
-    const std::size_t count = changed_ids_.size() + static_cast<std::size_t>(drafts);
+    const std::size_t count = changed_.size() + static_cast<std::size_t>(drafts);
     const auto size = std::find_if(std::begin(token_list_sizes), std::end(token_list_sizes),
                                    [&](std::size_t length) { return length >= count; });
     if (size == std::end(token_list_sizes))
@@ -141,11 +137,9 @@ Processors::Bits Processors::allowed(std::span<const std::int64_t> text) const {
 void Processors::fill_changes(ProcessedRows& result, std::span<const std::int64_t> drafts,
                               std::size_t num_rows, std::size_t size) const {
     const SamplingParams& sampling = processing_.sampling;
-    std::vector<std::int64_t> ids = changed_ids_;
-    for (std::int64_t draft : drafts) {
-        if (penalizes() && std::find(ids.begin(), ids.end(), draft) == ids.end())
-            ids.push_back(draft);
-    }
+    std::set<std::int64_t> changed = changed_;
+    if (penalizes()) changed.insert(drafts.begin(), drafts.end());
+    const std::vector<std::int64_t> ids(changed.begin(), changed.end());
     if (ids.empty()) return;
     const auto repetition = static_cast<float>(sampling.repetition_penalty);
     const auto frequency = static_cast<float>(sampling.frequency_penalty);

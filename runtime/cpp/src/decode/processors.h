@@ -45,7 +45,6 @@ class Processors {
     // Record the tokens that are new since the last call.
     void read(const std::vector<std::int64_t>& tokens);
     bool penalizes() const;
-    void add_changed(std::int64_t token);
     // What may follow `text`. A constraint that would leave no token is not applied.
     Bits allowed(std::span<const std::int64_t> text) const;
     // Fill all of `result` but `allowed`.
@@ -55,9 +54,8 @@ class Processors {
     Processing processing_;
     std::size_t prompt_length_, num_read_;               // in tokens
     std::map<std::int64_t, std::int64_t> token_counts_;  // of the text, without the prompt
-    std::set<std::int64_t> seen_;            // of prompt and text, if there is a repetition penalty
-    std::vector<std::int64_t> changed_ids_;  // tokens whose logits may change, each once
-    std::set<std::int64_t> changed_;         // the same tokens, for look-ups
+    std::set<std::int64_t> seen_;     // of prompt and text, if there is a repetition penalty
+    std::set<std::int64_t> changed_;  // tokens whose logits may change
 };
 
 // For a slot without processors in a pass in which others have some.

@@ -1,17 +1,11 @@
 #include "decode/sequence.h"
 
 #include <algorithm>
-#include <chrono>
 #include <new>
 
 #include "backends/memory.h"
 
 namespace pass {
-
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
 
 End error_end() noexcept {
     std::exception_ptr error = std::current_exception();

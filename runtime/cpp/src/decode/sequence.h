@@ -22,18 +22,19 @@
 
 namespace pass {
 
-// Seconds of a monotonic clock.
-double now();
+// name: in statistics. plan: none if `auto` chooses it. ..._drafts: the most of a pass.
+struct PlanChoice {
+    std::string plan_name = "ar";
+    std::optional<Plan> plan;
+    int lookahead_drafts = 0;
+    int ngram_drafts = 0;
+};
 
 // A request whose defaults are filled in.
-struct ResolvedRequest {
+struct ResolvedRequest : PlanChoice {
     std::vector<std::int64_t> prompt_ids;
     SamplingParams sampling;
     std::int64_t max_new_tokens = 0;
-    std::string plan_name = "ar";  // in statistics
-    std::optional<Plan> plan;      // none: `auto` chooses it
-    int lookahead_drafts = 0;      // the most look-ahead drafts of a pass
-    int ngram_drafts = 0;          // the most n-gram drafts of a pass
     std::set<std::int64_t> stop_token_ids;
     bool reuse_prefix = false;
     std::string cache_salt{};
@@ -94,7 +95,7 @@ class SequenceState {
     std::optional<NgramIndex> ngram_index;
     std::optional<double> decoding_since;  // when its first pass began (`now`)
     double engine_seconds_before = 0.0;    // of the session, when its first pass began
-    Rates rates;
+    std::optional<Rates> rates;            // none until `auto` needs them
     std::optional<Processors> processors;
     std::exception_ptr processors_error;  // if not null, the sequence ends after the pass
     Output output;

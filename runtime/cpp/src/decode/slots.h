@@ -38,13 +38,10 @@ class Slots {
     Slots(Backend& backend, bool prefix_cache);
 
     std::vector<Slot>& all() { return slots_; }
-    // Those with a sequence.
     std::vector<Slot*> busy();
-    // Those whose sequence is prefilled.
     std::vector<Slot*> decoding();
     // The tokens that are left after the longest sequence at the largest KV capacity.
     std::int64_t room();
-    // Whether a prompt leaves room for the first pass.
     bool fits(std::size_t prompt_tokens) const;
 
     // To the free slot with the most K/V of the prompt. Returns false if none is free.
@@ -56,7 +53,6 @@ class Slots {
     // Move sequences down if that shrinks the batch. Returns the decoding slots.
     std::vector<Slot*> compact();
 
-    // Grow the KV capacity to at least `tokens`.
     void reserve(std::int64_t tokens);
     // Make room for a window in the first `batch` slots. The cache grows if a sequence needs it. A
     // pass also writes into free slots, whose kept tokens are dropped if they leave no room.

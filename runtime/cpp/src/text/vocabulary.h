@@ -20,7 +20,7 @@ class Vocabulary {
     // tokens at either end, or a tokenizer with byte fallback.
     explicit Vocabulary(const std::string& text);
 
-    // Empty for a special token, and for an id that has no token.
+    // Empty for special tokens and unknown ids.
     const std::string& bytes(std::int64_t token) const;
     // Each byte of an incomplete character is then shown as U+FFFD, and `split`, `prefix` and
     // `suffix` must not be used.
@@ -29,7 +29,7 @@ class Vocabulary {
     std::size_t stripped_spaces() const { return stripped_spaces_; }
     // The id of the special token with this name, or -1.
     std::int64_t special(const std::string& text) const;
-    // Special tokens at the beginning (`prefix`) and end (`suffix`) of a prompt.
+    // Special tokens around a prompt.
     const std::vector<std::int64_t>& prefix() const { return prefix_; }
     const std::vector<std::int64_t>& suffix() const { return suffix_; }
     // A part of a text that is encoded by itself.

@@ -31,6 +31,26 @@ bool times_agree(const std::vector<PassSeconds>& passes) {
     return sums.size() > 1 && *std::next(sums.begin()) <= agreement_ratio * *sums.begin();
 }
 
+// Times each window several times, in turn. Returns the shortest times, because disturbances only
+// make passes slower.
+TimedPasses measure(const std::vector<Window>& windows, int batch, const Auto::TimePass& time) {
+    std::vector<std::vector<PassSeconds>> seconds(windows.size());
+    for (int number = 0; number < timed_runs; ++number) {
+        for (std::size_t i = 0; i < windows.size(); ++i) {
+            const int runs = windows[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
+            if (number < runs && !times_agree(seconds[i]))
+                seconds[i].push_back(time(windows[i], batch));
+        }
+    }
+    TimedPasses result;
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+        PassSeconds& least = result[shape_of(windows[i], batch)] = seconds[i].front();
+        for (const PassSeconds& pass : seconds[i])
+            least = {std::min(least.trunk, pass.trunk), std::min(least.tail, pass.tail)};
+    }
+    return result;
+}
+
 // Fused windows with 8 and 16 rows: processors multiply matrices in tiles of so many rows.
 const std::vector<std::vector<int>> tile_groups{{2, 2, 1}, {3, 3, 3, 3}};
 // The drafts of plans that `auto` chooses from, beside L.
@@ -70,19 +90,31 @@ Matrix squared(const Matrix& matrix) {
     return result;
 }
 
-std::vector<int> full_groups(int drafts) {
-    return std::vector<int>(static_cast<std::size_t>(drafts) + 1, drafts);
-}
-
-double clock_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
 double expected_accepted(const Acceptance& acceptance, int count) {
-    const std::vector<double> cumulative = cumulative_acceptance(acceptance.rates());
+    const std::vector<double> cumulative = acceptance.cumulative();
     const int end = std::min(count + 1, static_cast<int>(cumulative.size()));
     return std::accumulate(cumulative.begin() + 1, cumulative.begin() + end, 0.0);
+}
+
+// Lower points are raised. It is constant before the first point. Beyond the last it is constant if
+// `flat`; else it rises like the last piece, or like the line through the first and the last point
+// if that is steeper.
+Line line(std::map<int, double> points, bool flat = false) {
+    double highest = points.begin()->second, rise_beyond = 0;
+    for (auto& [x, y] : points) y = highest = std::max(highest, y);
+    if (!flat && points.size() > 1) {
+        const auto [end, last] = *points.rbegin();
+        for (const auto& [x, y] : {*points.begin(), *std::next(points.rbegin())})
+            rise_beyond = std::max(rise_beyond, (last - y) / (end - x));
+    }
+    return [points = std::move(points), rise_beyond](int x) {
+        const auto above = points.lower_bound(x);
+        if (above == points.begin()) return above->second;
+        const auto& [from, low] = *std::prev(above);
+        const double rise =
+            above == points.end() ? rise_beyond : (above->second - low) / (above->first - from);
+        return low + rise * (x - from);
+    };
 }
 
 // [L] conditional rates from cumulative `acceptance`; default_acceptance beyond its end.
@@ -109,6 +141,11 @@ std::vector<double> stated_acceptance(const LookaheadInfo& lookahead, Sampler sa
 }
 
 }  // namespace
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
 
 Acceptance::Acceptance(std::vector<double> prior, double weight)
     : prior_(std::move(prior)), trials_(prior_.size(), weight) {
@@ -143,28 +180,22 @@ void Acceptance::move_towards(std::size_t i, double rate, double share) {
     hits_[i] += (rate * trials_[i] - hits_[i]) * share;
 }
 
-std::vector<double> cumulative_acceptance(const std::vector<double>& rates) {
-    std::vector<double> cumulative{1.0};
-    for (double rate : rates) cumulative.push_back(cumulative.back() * rate);
-    return cumulative;
+std::vector<double> Acceptance::cumulative() const {
+    std::vector<double> result{1.0};
+    for (const double rate : rates()) result.push_back(result.back() * rate);
+    return result;
 }
 
-Line::Line(std::map<int, double> points, bool flat) : points_(std::move(points)) {
-    double highest = points_.begin()->second;
-    for (auto& [x, y] : points_) y = highest = std::max(highest, y);
-    if (flat || points_.size() < 2) return;
-    const auto [end, last] = *points_.rbegin();
-    for (const auto& [x, y] : {*points_.begin(), *std::next(points_.rbegin())})
-        rise_ = std::max(rise_, (last - y) / (end - x));
-}
-
-double Line::operator()(int x) const {
-    const auto above = points_.lower_bound(x);
-    if (above == points_.begin()) return above->second;
-    const auto& [from, low] = *std::prev(above);
-    const double rise =
-        above == points_.end() ? rise_ : (above->second - low) / (above->first - from);
-    return low + rise * (x - from);
+Acceptance& Rates::of(std::optional<int> match_length) {
+    if (!match_length) return lookahead_;
+    const auto found = by_match_.find(*match_length);
+    if (found != by_match_.end()) return found->second;
+    const std::vector<double> prior(lookahead_.rates().size(), ngram_prior);
+    return by_match_
+        .emplace(*match_length,
+                 all_ == nullptr ? Acceptance(prior)
+                                 : Acceptance(all_->of(match_length).rates(), ngram_prior_passes))
+        .first->second;
 }
 
 PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
@@ -188,21 +219,21 @@ PassTimes::PassTimes(const TimedPasses& timed, const PassTimes* other_sampler) {
             if (trunk.contains(shape.rows))
                 extra[shape.rows] = std::max(seconds.trunk - trunk[shape.rows], 0.0);
         }
-        if (!extra.empty()) adapter_ = Line(extra, true);
+        adapter_ = line(extra.empty() ? std::map<int, double>{{0, 0.0}} : extra, true);
         std::map<int, double> without_extra;  // of drafting passes
         for (const auto& [shape, seconds] : drafting)
             without_extra[shape.rows] = seconds.trunk - adapter_(shape.rows);
         trunk.merge(without_extra);
         // Half of the only time counts as due to its rows: more rows must not look free.
         if (trunk.size() == 1) trunk.emplace(0, trunk.begin()->second / 2);
-        trunk_ = Line(trunk);
+        trunk_ = line(trunk);
     }
     std::map<int, double> tail, drafts{{0, 0.0}};
     for (const auto& [shape, seconds] : plain) tail[shape.sampled] = seconds.tail / slowness_;
-    tail_ = Line(tail);
+    tail_ = line(tail);
     for (const auto& [shape, seconds] : drafting)
         drafts[shape.drafts] = seconds.tail / slowness_ - tail_(shape.sampled);
-    drafts_ = Line(drafts);
+    drafts_ = line(drafts);
 }
 
 double PassTimes::trunk_seconds(const PassShape& shape) const {
@@ -245,33 +276,17 @@ std::vector<Window> probe_windows(int lookahead, int batch) {
         const bool skipped = lookahead > 5 && groups != tile_groups.back();
         if (!skipped && static_cast<int>(groups.size()) <= lookahead + 1) add(fused_window(groups));
     }
-    int length = lookahead;
-    while (length > 0 && fused_window(full_groups(length)).width() * batch > max_timed_rows)
-        --length;
-    if (length > 0) add(fused_window(full_groups(length)));
-    return result;
-}
-
-std::vector<PassSeconds> measure(const std::function<PassSeconds(const Window&)>& time,
-                                 const std::vector<Window>& windows) {
-    std::vector<std::vector<PassSeconds>> seconds(windows.size());
-    for (int number = 0; number < timed_runs; ++number) {
-        for (std::size_t i = 0; i < windows.size(); ++i) {
-            const int runs = windows[i].width() > wide_window_rows ? timed_wide_runs : timed_runs;
-            if (number < runs && !times_agree(seconds[i])) seconds[i].push_back(time(windows[i]));
-        }
-    }
-    std::vector<PassSeconds> result;
-    for (const std::vector<PassSeconds>& passes : seconds) {
-        PassSeconds& least = result.emplace_back(passes.front());
-        for (const PassSeconds& pass : passes)
-            least = {std::min(least.trunk, pass.trunk), std::min(least.tail, pass.tail)};
+    for (int length = lookahead; length > 0; --length) {
+        const Window widest = make_plan("fused", length).windows.front();
+        if (widest.width() * batch > max_timed_rows) continue;
+        add(widest);
+        break;
     }
     return result;
 }
 
-std::vector<Plan> plans_up_to(int lookahead, const Capabilities* capabilities) {
-    if (capabilities != nullptr)
+std::vector<Plan> plans_up_to(int lookahead, const std::optional<Capabilities>& capabilities) {
+    if (capabilities)
         lookahead = std::min(lookahead, capabilities->fixed_lookahead.value_or(lookahead));
     std::set<int> counts(draft_counts.begin(), draft_counts.end());
     counts.insert(lookahead);
@@ -286,14 +301,14 @@ std::vector<Plan> plans_up_to(int lookahead, const Capabilities* capabilities) {
         std::vector<int> shrinking(static_cast<std::size_t>(count) + 1, 1);
         std::iota(shrinking.rbegin() + 1, shrinking.rend(), 1);
         add(fused_plan(shrinking));
-        add(fused_plan(full_groups(count)));
+        add(make_plan("fused", count));
     }
     for (const std::vector<int>& groups : tile_groups) {
         if (static_cast<int>(groups.size()) <= lookahead + 1) add(fused_plan(groups));
     }
-    if (capabilities != nullptr)
-        std::erase_if(result,
-                      [&](const Plan& plan) { return !capabilities->allows(plan.windows); });
+    std::erase_if(result, [&](const Plan& plan) {
+        return capabilities && !capabilities->allows(plan.windows);
+    });
     return result;
 }
 
@@ -325,57 +340,35 @@ double expected_tokens(const Plan& plan, const std::vector<double>& cumulative) 
 Tuner::Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
              std::optional<Capabilities> capabilities)
     : by_batch_{{1, std::move(times)}},
-      lookahead_(lookahead),
       capabilities_(std::move(capabilities)),
-      lookahead_acceptance_(conditional_rates(acceptance, lookahead)),
-      decided_(ranked(0, 1, {1.0}).front()) {}  // plain decoding
+      rates_(Acceptance(conditional_rates(acceptance, lookahead))),
+      decided_(choices(0, 1, {1.0}).front()) {}  // plain decoding
 
 void Tuner::observe(const Window& window, int batch, double seconds,
-                    const std::vector<Verified>& verified, const std::vector<DraftState>& states) {
+                    const std::vector<Verified>& verified) {
     passes_ += 1;
     pass_seconds_ += seconds;
     last_ran_[{window.name, batch}] = passes_;
     by_batch_.at(timed_batch(batch)).record(shape_of(window, batch), seconds);
     bool any_drafted = false;
-    for (std::size_t i = 0; i < verified.size(); ++i) {
-        const auto& [drafted, accepted, of_ngrams] = verified[i];
+    for (const auto& [drafted, accepted, match_length, own] : verified) {
         if (drafted == 0) continue;
         any_drafted = true;
-        Rates& own = *states[i].rates;
-        if (of_ngrams) {
-            ngram(states[i].match_length, &own).record(drafted, accepted);
-            ngram(states[i].match_length).record(drafted, accepted);
-        } else {
-            lookahead_acceptance_.record(drafted, accepted);
-            if (own.lookahead) own.lookahead->record(drafted, accepted);
-        }
+        if (own != nullptr) own->of(match_length).record(drafted, accepted);
+        rates_.of(match_length).record(drafted, accepted);
     }
     if (!window.groups.empty() || any_drafted || verified.empty()) return;
     // After many plain passes, the rates of look-ahead drafts are out of date.
-    lookahead_acceptance_.forget();
-    for (const DraftState& state : states) {
-        if (state.rates->lookahead) state.rates->lookahead->forget();
+    rates_.of().forget();
+    for (const Verified& each : verified) {
+        if (each.rates != nullptr) each.rates->of().forget();
     }
 }
 
-Acceptance& Tuner::ngram(int match_length, Rates* own) {
-    if (own != nullptr) {
-        return own->ngram.try_emplace(match_length, ngram(match_length).rates(), ngram_prior_passes)
-            .first->second;
-    }
-    const std::vector<double> prior(static_cast<std::size_t>(lookahead_), ngram_prior);
-    return ngrams_.try_emplace(match_length, prior).first->second;
-}
-
-std::vector<Choice> Tuner::ranked(int lookahead, int batch,
-                                  const std::vector<double>& cumulative) const {
-    auto plans = plans_.find(lookahead);
-    if (plans == plans_.end()) {
-        const Capabilities* capabilities = capabilities_ ? &*capabilities_ : nullptr;
-        plans = plans_.emplace(lookahead, plans_up_to(lookahead, capabilities)).first;
-    }
+std::vector<Choice> Tuner::choices(int lookahead, int batch,
+                                   const std::vector<double>& cumulative) const {
     std::vector<Choice> result;
-    for (const Plan& plan : plans->second) {
+    for (const Plan& plan : plans_up_to(lookahead, capabilities_)) {
         if (plan.windows.front().width() > by_batch_.at(1).max_rows()) continue;
         double sum = 0;
         for (const Window& window : plan.windows) sum += seconds(window, batch);
@@ -388,41 +381,41 @@ std::vector<Choice> Tuner::ranked(int lookahead, int batch,
 }
 
 Choice Tuner::choose(int lookahead, int batch, const std::vector<DraftState>& states) {
-    const double started = clock_seconds();
+    const double started = now();
     const std::pair key(lookahead, batch);
-    auto entry = decisions_.find(key);
-    if (entry != decisions_.end()) decided_ = entry->second.decided;  // `decide` compares with it
-    if (entry == decisions_.end() ||
+    if (!decisions_.contains(key) ||
         (passes_ - decided_at_ >= decision_interval_passes && pass_seconds_ >= due_seconds_)) {
-        entry = decisions_.insert_or_assign(key, decide(lookahead, batch, states)).first;
+        decide(lookahead, batch, states);
         decided_at_ = passes_;
-        due_seconds_ = std::max(due_seconds_, pass_seconds_) +
-                       (clock_seconds() - started) / decision_time_share;
+        due_seconds_ =
+            std::max(due_seconds_, pass_seconds_) + (now() - started) / decision_time_share;
     }
-    decided_ = entry->second.decided;
-    const Choice& chosen = passes_ < entry->second.trial_end ? entry->second.trial : decided_;
-    chosen_rate_ = chosen.rate();
-    return chosen;
+    const Decision& decision = decisions_.at(key);
+    decided_ = decision.decided;
+    return passes_ < decision.trial_end ? decision.trial : decided_;
 }
 
 // The fastest plan if it is switch_margin times as fast as the last decided one, else that one;
 // plain decoding if this is not draft_margin times as fast.
-Tuner::Decision Tuner::decide(int lookahead, int batch, const std::vector<DraftState>& states) {
-    std::vector<double> cumulative = cumulative_acceptance(lookahead_acceptance_.rates());
+void Tuner::decide(int lookahead, int batch, const std::vector<DraftState>& states) {
+    std::vector<double> cumulative = rates_.of().cumulative();
     if (!states.empty()) std::fill(cumulative.begin(), cumulative.end(), 0.0);
     for (const DraftState& state : states) {  // `cumulative` is the mean of all sequences
-        const std::vector<double> own = cumulative_acceptance(state.rates->lookahead->rates());
+        const std::vector<double> own = state.rates->of().cumulative();
         for (std::size_t i = 0; i < cumulative.size(); ++i)
             cumulative[i] += own[i] / static_cast<double>(states.size());
     }
-    const std::vector<Choice> choices = ranked(lookahead, batch, cumulative);
+    const std::vector<Choice> ranked = choices(lookahead, batch, cumulative);
     const auto matching = [&](const auto& test) {
-        return std::find_if(choices.begin(), choices.end(), test);
+        return std::find_if(ranked.begin(), ranked.end(), test);
     };
+    const auto before = decisions_.find({lookahead, batch});
+    const Plan& present_plan =
+        before == decisions_.end() ? decided_.plan : before->second.decided.plan;
     const auto plain = matching([](const Choice& each) { return each.plan.drafts() == 0; });
-    auto present = matching([&](const Choice& each) { return each.plan == decided_.plan; });
-    if (present == choices.end()) present = plain;
-    if (choices.front().rate() >= switch_margin * present->rate()) present = choices.begin();
+    auto present = matching([&](const Choice& each) { return each.plan == present_plan; });
+    if (present == ranked.end()) present = plain;
+    if (ranked.front().rate() >= switch_margin * present->rate()) present = ranked.begin();
     const Choice& decided = present->rate() < draft_margin * plain->rate() ? *plain : *present;
     const auto trial = matching([&](const Choice& each) {
         const auto ran = last_ran_.find({each.plan.windows.front().name, batch});
@@ -431,19 +424,19 @@ Tuner::Decision Tuner::decide(int lookahead, int batch, const std::vector<DraftS
                           passes_ - ran->second >= (is_plain ? plain_idle_passes : idle_passes);
         return idle && passes_ > 0 && (is_plain || each.rate() >= decided.rate());
     });
-    const Choice& tried = trial == choices.end() ? decided : *trial;
+    const Choice& tried = trial == ranked.end() ? decided : *trial;
     // The trial counts as run, even if a pass runs the plan that a request names instead.
     last_ran_[{tried.plan.windows.front().name, batch}] = passes_;
-    return {decided, tried, passes_ + trial_passes};
+    decisions_[{lookahead, batch}] = {decided, tried, passes_ + trial_passes};
 }
 
 bool Tuner::prefers_ngrams(const DraftState& state, const Window& window) {
-    return expected_accepted(ngram(state.match_length, state.rates), window.drafts) >
-           expected_accepted(lookahead_acceptance_, state.num_drafts);
+    return expected_accepted(state.rates->of(state.match_length), window.drafts) >
+           expected_accepted(rates_.of(), state.num_drafts);
 }
 
-int Tuner::ngram_count(const std::vector<DraftState>& states, const Window* planned,
-                       const std::vector<Window>& windows, int batch) {
+int Tuner::ngram_count(const Choice& choice, int batch, const std::vector<DraftState>& states,
+                       const Window* planned, const std::vector<Window>& windows) {
     double fastest = 0;
     int count = 0;
     for (std::size_t i = 0; i < windows.size(); ++i) {
@@ -453,22 +446,22 @@ int Tuner::ngram_count(const std::vector<DraftState>& states, const Window* plan
             const int verified = std::min(drafts, static_cast<int>(state.ngram.size()));
             tokens += 1;  // the bonus token
             if (verified > 0)
-                tokens += expected_accepted(ngram(state.match_length, state.rates), verified);
+                tokens += expected_accepted(state.rates->of(state.match_length), verified);
         }
         const double rate = tokens / seconds(windows[i], batch);
         if (count > 0 && rate <= fastest) continue;
         fastest = rate;
         count = drafts;
     }
-    const double plan_rate = chosen_rate_ * static_cast<double>(states.size());
+    const double plan_rate = choice.rate() * static_cast<double>(states.size());
     if (planned != nullptr)
         return count > planned->drafts && fastest >= ngram_margin * plan_rate ? count : 0;
     if (fastest >= switch_margin * plan_rate) return count;
     // The rates drift back to the initial ones, so that n-gram drafts are tried again.
     for (const DraftState& state : states) {
         if (state.ngram.empty()) continue;
-        ngram(state.match_length, state.rates).forget();
-        ngram(state.match_length).forget();
+        state.rates->of(state.match_length).forget();
+        rates_.of(state.match_length).forget();
     }
     return 0;
 }
@@ -485,69 +478,57 @@ Auto::Auto(const LookaheadInfo& lookahead, Capabilities capabilities)
             return !capabilities_.allows({window}) ||
                    capabilities_.padded_width(window.width()) > capabilities_.max_capacity() / 2;
         });
-        const bool one_width = std::none_of(windows.begin(), windows.end(), [&](const auto& each) {
-            return each.width() != windows.front().width();
-        });
-        if (one_width) windows.clear();
+        std::set<int> widths;
+        for (const Window& window : windows) widths.insert(window.width());
+        if (widths.size() == 1) windows.clear();
     }
 }
 
 bool Auto::is_timed(Sampler sampler, int batch) const {
     const auto tuner = tuners_.find(sampler);
-    if (tuner == tuners_.end()) return false;
-    return batch == 1 || windows_.at(batch).empty() || tuner->second.by_batch().contains(batch);
+    return tuner != tuners_.end() &&
+           (windows_.at(batch).empty() || tuner->second.by_batch().contains(batch));
 }
 
-int Auto::widest(int batch) const {
-    if (windows_.at(1).empty()) return 0;
-    int result = 0;
-    for (const int size : {1, batch}) {
-        for (const Window& window : windows_.at(size)) result = std::max(result, window.width());
+Tuner* Auto::tuner(Sampler sampler, int batch, std::int64_t room, const TimePass& time) {
+    if (!is_timed(sampler, batch)) {
+        int widest = 0;
+        for (const int size : {1, batch}) {
+            for (const Window& window : windows_.at(size))
+                widest = std::max(widest, window.width());
+        }
+        if (windows_.at(1).empty() || capabilities_.padded_width(widest) > room) return nullptr;
+        for (const int size : {1, batch}) {
+            if (!is_timed(sampler, size)) time_passes(sampler, size, time);
+        }
     }
-    return capabilities_.padded_width(result);
+    return &tuners_.at(sampler);
 }
 
-std::vector<Window> Auto::untimed(Sampler sampler, int batch) const {
+void Auto::time_passes(Sampler sampler, int batch, const TimePass& time) {
     std::vector<Window> windows = windows_.at(batch);
-    if (is_timed(sampler, batch)) return {};
-    if (other_sampler(batch) == nullptr) return windows;
-    int max_drafts = 0;  // of the windows that only verify
-    for (const Window& window : windows) {
-        if (window.groups.empty()) max_drafts = std::max(max_drafts, window.drafts);
+    const PassTimes* other_sampler = nullptr;
+    for (const auto& [other, tuner] : tuners_) {
+        if (tuner.by_batch().contains(batch)) other_sampler = &tuner.by_batch().at(batch);
     }
-    // Tails differ by sampled rows and drafts: plain decoding, the widest window that only
-    // verifies, and the windows that only draft show both.
-    std::erase_if(windows, [&](const Window& window) {
-        return window.drafts > 0 && (window.drafts < max_drafts || !window.groups.empty());
-    });
-    return windows;
-}
-
-void Auto::timed(Sampler sampler, int batch, const std::vector<PassSeconds>& seconds) {
-    const std::vector<Window> windows = untimed(sampler, batch);
-    TimedPasses passes;
-    for (std::size_t i = 0; i < windows.size(); ++i)
-        passes[shape_of(windows[i], batch)] = seconds[i];
-    const PassTimes times(passes, other_sampler(batch));
-    if (const auto tuner = tuners_.find(sampler); tuner != tuners_.end()) {
-        tuner->second.add_batch(batch, times);
-    } else {
-        tuners_.emplace(sampler, Tuner(times, static_cast<int>(lookahead_.length),
-                                       stated_acceptance(lookahead_, sampler), capabilities_));
+    if (other_sampler != nullptr) {
+        int max_drafts = 0;  // of the windows that only verify
+        for (const Window& window : windows) {
+            if (window.groups.empty()) max_drafts = std::max(max_drafts, window.drafts);
+        }
+        // Tails differ by sampled rows and drafts: plain decoding, the widest window that only
+        // verifies, and the windows that only draft show both.
+        std::erase_if(windows, [&](const Window& window) {
+            return window.drafts > 0 && (window.drafts < max_drafts || !window.groups.empty());
+        });
     }
-}
-
-Tuner* Auto::find(Sampler sampler) {
-    const auto tuner = tuners_.find(sampler);
-    return tuner == tuners_.end() ? nullptr : &tuner->second;
-}
-
-const PassTimes* Auto::other_sampler(int batch) const {
-    const PassTimes* result = nullptr;
-    for (const auto& [sampler, tuner] : tuners_) {
-        if (tuner.by_batch().contains(batch)) result = &tuner.by_batch().at(batch);
-    }
-    return result;
+    const PassTimes times(measure(windows, batch, time), other_sampler);
+    const auto lookahead = static_cast<int>(lookahead_.length);
+    // If the sampler has a tuner, that stays.
+    tuners_
+        .try_emplace(sampler, times, lookahead, stated_acceptance(lookahead_, sampler),
+                     capabilities_)
+        .first->second.add_batch(batch, times);
 }
 
 }  // namespace pass

@@ -18,13 +18,18 @@
 
 namespace pass {
 
-// Running averages, by position i, of how often draft i is accepted if all drafts before it are.
+// Seconds of a monotonic clock.
+double now();
+
+// How often draft i of a chain is accepted if all drafts before it are.
 class Acceptance {
    public:
     // weight: how many passes the initial rates count for.
     explicit Acceptance(std::vector<double> prior, double weight = 10.0);
 
     std::vector<double> rates() const;
+    // [L+1]: the probabilities that the first i drafts are all accepted.
+    std::vector<double> cumulative() const;
     void record(int drafted, int accepted);
     // After a pass without such drafts, the rates drift back to the initial ones.
     void forget();
@@ -32,23 +37,30 @@ class Acceptance {
    private:
     void move_towards(std::size_t i, double rate, double share);
 
-    // By position; the last two are weighted counts of accepted and of verified drafts.
+    // By position; the last two are weighted counts.
     std::vector<double> prior_, hits_, trials_;
 };
 
-// [L] conditional rates -> [L+1]: the probabilities that the first i drafts are all accepted.
-std::vector<double> cumulative_acceptance(const std::vector<double>& rates);
+// In one sequence, or in all; of n-gram drafts by the length of the match.
+class Rates {
+   public:
+    explicit Rates(Acceptance lookahead) : lookahead_(std::move(lookahead)) {}
+    // Begins with the rates of all sequences, `all`.
+    explicit Rates(Rates& all) : all_(&all), lookahead_(all.lookahead_.rates()) {}
 
-// Of one sequence.
-struct Rates {
-    std::optional<Acceptance> lookahead;  // none until `auto` needs it
-    std::map<int, Acceptance> ngram;      // by the length of the match
+    // match_length: none for look-ahead drafts.
+    Acceptance& of(std::optional<int> match_length = {});
+
+   private:
+    Rates* all_ = nullptr;
+    Acceptance lookahead_;
+    std::map<int, Acceptance> by_match_;
 };
 
 using Drafts = std::vector<std::int64_t>;
 
 // One sequence before a pass. num_drafts: in its window. ngram: drafts that could replace them,
-// found by a match of `match_length` tokens.
+// found by a match of `match_length` tokens. rates: null if `auto` does not need them.
 struct DraftState {
     int num_drafts = 0;
     Drafts ngram;
@@ -56,10 +68,11 @@ struct DraftState {
     Rates* rates = nullptr;
 };
 
-// What a pass did with the drafts of one sequence.
+// What a pass did with the drafts of one sequence. match_length: none for look-ahead drafts.
 struct Verified {
     int drafted = 0, accepted = 0;
-    bool ngram = false;
+    std::optional<int> match_length;
+    Rates* rates = nullptr;
 };
 
 struct PassSeconds {
@@ -80,18 +93,8 @@ inline PassShape shape_of(const Window& window, int batch = 1) {
 
 using TimedPasses = std::map<PassShape, PassSeconds>;
 
-// A piecewise linear function that never falls: lower points are raised. It is constant before the
-// first point. Beyond the last it is constant if `flat`; else it rises like the last piece, or like
-// the line through the first and the last point if that is steeper.
-class Line {
-   public:
-    explicit Line(std::map<int, double> points = {{0, 0.0}}, bool flat = false);
-    double operator()(int x) const;
-
-   private:
-    std::map<int, double> points_;
-    double rise_ = 0;  // beyond the last point
-};
+// A piecewise linear function that never falls.
+using Line = std::function<double(int)>;
 
 // Seconds of a pass by its shape: an estimate from timed passes, times a ratio for this shape,
 // times the slowness of all passes.
@@ -121,17 +124,12 @@ class PassTimes {
     std::map<PassShape, int> passes_;  // how many were recorded
 };
 
-// The windows to time: a few, since pass times are nearly linear in between.
+// The windows to time: pass times are nearly linear in between.
 std::vector<Window> probe_windows(int lookahead, int batch = 1);
 
-// Times each window several times, in turn. Returns the shortest times, because disturbances only
-// make passes slower.
-std::vector<PassSeconds> measure(const std::function<PassSeconds(const Window&)>& time,
-                                 const std::vector<Window>& windows);
-
-// `ar`, and the plans of at most `lookahead` drafts that `auto` chooses from. capabilities: null
+// `ar`, and the plans of at most `lookahead` drafts that `auto` chooses from. capabilities: none
 // allows every plan.
-std::vector<Plan> plans_up_to(int lookahead, const Capabilities* capabilities = nullptr);
+std::vector<Plan> plans_up_to(int lookahead, const std::optional<Capabilities>& capabilities = {});
 
 // Of a pass, if passes accept independently of each other. cumulative [L+1]: the probabilities that
 // the first i drafts are accepted.
@@ -146,44 +144,37 @@ struct Choice {
     double rate() const { return tokens / seconds; }  // tokens per second and sequence
 };
 
-// For one sampler, over all requests of a session.
+// For one sampler.
 class Tuner {
    public:
     // acceptance: cumulative, as the bundle states it; may be empty.
     Tuner(PassTimes times, int lookahead, const std::vector<double>& acceptance,
           std::optional<Capabilities> capabilities = {});
 
+    Rates& rates() { return rates_; }                                       // of all sequences
     const std::map<int, PassTimes>& by_batch() const { return by_batch_; }  // those timed
-    void add_batch(int batch, PassTimes times) { by_batch_.emplace(batch, std::move(times)); }
+    void add_batch(int batch, const PassTimes& times) { by_batch_.emplace(batch, times); }
     double seconds(const Window& window, int batch = 1) const {
         return by_batch_.at(timed_batch(batch)).seconds(shape_of(window, batch));
     }
 
-    // verified, states: for each sequence.
+    // verified: of each sequence.
     void observe(const Window& window, int batch, double seconds,
-                 const std::vector<Verified>& verified = {},
-                 const std::vector<DraftState>& states = {});
-    // The acceptance after a match of `match_length` tokens: in one sequence, or if `own` is null,
-    // in all.
-    Acceptance& ngram(int match_length, Rates* own = nullptr);
-
-    // A new sequence starts with the look-ahead acceptance of all.
-    void join(Rates& rates) const {
-        if (!rates.lookahead) rates.lookahead.emplace(lookahead_acceptance_.rates());
-    }
-    // For sequences that have joined: the last decision, or a plan on trial. Decides from time to
-    // time, and at once for a new look-ahead or batch.
+                 const std::vector<Verified>& verified = {});
+    // The last decision, or a plan on trial. Decides from time to time, and at once for a new
+    // look-ahead or batch.
     Choice choose(int lookahead, int batch, const std::vector<DraftState>& states);
     // The fastest first, without windows wider than those timed.
-    std::vector<Choice> ranked(int lookahead, int batch,
-                               const std::vector<double>& cumulative) const;
+    std::vector<Choice> choices(int lookahead, int batch,
+                                const std::vector<double>& cumulative) const;
 
     // To those in its window.
     bool prefers_ngrams(const DraftState& state, const Window& window);
-    // After `choose`: how many n-gram drafts to verify in a pass that only verifies; 0: run none.
-    // windows[i] verifies i + 1. planned: the plan's next window if it can verify n-gram drafts.
-    int ngram_count(const std::vector<DraftState>& states, const Window* planned,
-                    const std::vector<Window>& windows, int batch);
+    // How many n-gram drafts to verify in a pass that only verifies; 0: the plan that `choose`
+    // returned is better. windows[i] verifies i + 1. planned: the plan's next window if it can
+    // verify n-gram drafts.
+    int ngram_count(const Choice& choice, int batch, const std::vector<DraftState>& states,
+                    const Window* planned, const std::vector<Window>& windows);
 
    private:
     // `trial` is tried until `passes_` reaches `trial_end`.
@@ -194,16 +185,12 @@ class Tuner {
 
     // If passes over the batch were not timed, it counts as one window with as many rows.
     int timed_batch(int batch) const { return by_batch_.contains(batch) ? batch : 1; }
-    Decision decide(int lookahead, int batch, const std::vector<DraftState>& states);
+    void decide(int lookahead, int batch, const std::vector<DraftState>& states);
 
     std::map<int, PassTimes> by_batch_;
-    int lookahead_;
     std::optional<Capabilities> capabilities_;
-    mutable std::map<int, std::vector<Plan>> plans_;  // by look-ahead
-    Acceptance lookahead_acceptance_;
-    std::map<int, Acceptance> ngrams_;
+    Rates rates_;
     Choice decided_;
-    double chosen_rate_ = 0;
     std::map<std::pair<int, int>, Decision> decisions_;  // by look-ahead and batch
     // What `passes_` was, by the window's name and batch.
     std::map<std::pair<std::string, int>, std::int64_t> last_ran_;
@@ -218,20 +205,17 @@ class Tuner {
 // on the room that sequences leave.
 class Auto {
    public:
+    using TimePass = std::function<PassSeconds(const Window&, int batch)>;
+
     Auto(const LookaheadInfo& lookahead, Capabilities capabilities);
 
     bool is_timed(Sampler sampler, int batch) const;
-    // The rows of the widest window to time; 0 if half the KV capacity is too small to compare two.
-    int widest(int batch) const;
-    // The windows to time over `batch` slots; call it for one slot first.
-    std::vector<Window> untimed(Sampler sampler, int batch) const;
-    // Takes the times of these windows.
-    void timed(Sampler sampler, int batch, const std::vector<PassSeconds>& seconds);
-    // Null until passes were timed.
-    Tuner* find(Sampler sampler);
+    // Times passes over `batch` slots if that was not done. Null if their windows need more than
+    // `room` cache entries, or half the KV capacity is too small to compare two.
+    Tuner* tuner(Sampler sampler, int batch, std::int64_t room, const TimePass& time);
 
    private:
-    const PassTimes* other_sampler(int batch) const;
+    void time_passes(Sampler sampler, int batch, const TimePass& time);
 
     LookaheadInfo lookahead_;
     Capabilities capabilities_;

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -76,18 +76,29 @@ class BoundSession:
     def __init__(
         self,
         session: ort.InferenceSession,
-        binding: ort.IOBinding,
+        device: str,
+        inputs: Sequence[BoundTensor],
+        outputs: Sequence[BoundTensor],
+        kv_cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
         graph_id: int,
         memory: Memory,
-        overwritten: Sequence[BoundTensor],
         on_failure: OnFailure,
     ) -> None:
-        """overwritten: the inputs whose memory an output overwrites, but for the KV cache, where
-        repeated runs write the same."""
-        self._session, self._binding, self._memory = session, binding, memory
-        self._overwritten, self._on_failure = overwritten, on_failure
+        self._session, self._memory, self._on_failure = session, memory, on_failure
         self._options = _run_options(graph_id)
         self._captures: bool = session.captures  # `open_session` sets this attribute
+        self._binding = binding = session.io_binding()
+        kind, ordinal = split_device(device)
+        for bind, tensors in (
+            (binding.bind_input, (*inputs, *kv_cache[0])),
+            (binding.bind_output, (*outputs, *kv_cache[1])),
+        ):
+            for each in tensors:
+                dtype = np.dtype(each.dtype)
+                bind(each.name, PROVIDERS[kind][1], ordinal, dtype, each.shape, each.address)
+        # but for the KV cache, where repeated runs write the same
+        written = {tensor.address for tensor in outputs}
+        self._overwritten = [tensor for tensor in inputs if tensor.address in written]
 
     def run(self) -> None:
         """Raises PassError if ONNX Runtime fails, and DeviceLost if that is the reason."""
@@ -148,30 +159,6 @@ class BoundSessions(Generic[Key]):
         self._graph_ids.clear()
 
 
-def bind(
-    session: ort.InferenceSession,
-    device: str,
-    inputs: Sequence[BoundTensor],
-    outputs: Sequence[BoundTensor],
-    kv_cache: tuple[Sequence[BoundTensor], Sequence[BoundTensor]],
-    graph_id: int,
-    memory: Memory,
-    on_failure: OnFailure,
-) -> BoundSession:
-    kind, ordinal = split_device(device)
-    binding, memory_name = session.io_binding(), PROVIDERS[kind][1]
-    for bind_tensor, tensors in (
-        (binding.bind_input, (*inputs, *kv_cache[0])),
-        (binding.bind_output, (*outputs, *kv_cache[1])),
-    ):
-        for each in tensors:
-            dtype = np.dtype(each.dtype)
-            bind_tensor(each.name, memory_name, ordinal, dtype, each.shape, each.address)
-    written = {tensor.address for tensor in outputs}
-    overwritten = [tensor for tensor in inputs if tensor.address in written]
-    return BoundSession(session, binding, graph_id, memory, overwritten, on_failure)
-
-
 def _run_options(graph_id: int) -> ort.RunOptions:
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph_id))
@@ -189,7 +176,6 @@ class OrtBackend(Backend):
         max_batch_size: int | None = 1,
         capacity: int | None = None,
         memory: Memory | None = None,
-        exact: bool = False,
         trunks: Trunks | None = None,
     ) -> None:
         """device: cpu, cuda, cuda:1 and so on, or auto."""
@@ -197,9 +183,10 @@ class OrtBackend(Backend):
         kind, _ = split_device(self._device)
         check_onnx_runtime(bundle, manifest)
         slots = doublings(max_batch_size or DEFAULT_BATCH)
-        capacities = CAPACITIES[kind](capacity or manifest.model.max_capacity)
+        capacities_of = stepped_capacities if kind == "cpu" else doubling_capacities
+        capacities = capacities_of(capacity or manifest.model.max_capacity)
         wide = {} if kind == "cpu" else wide_chunks(manifest.model, capacities)
-        kernels = None if exact else cpu_kernels(manifest, self._device)
+        kernels = cpu_kernels(manifest, self._device)
         capabilities = Capabilities(
             kind,
             manifest.model.vocab_size,
@@ -215,17 +202,17 @@ class OrtBackend(Backend):
         memory = memory or open_memory(self._device)
         super().__init__(bundle, manifest, capabilities, memory, files)
         self._finalizer = weakref.finalize(self, self.memory.close)
-        self._trunks = self._open_trunks(threads, exact) if trunks is None else trunks
+        self._trunks = self._open_trunks(threads) if trunks is None else trunks
         self._tails: dict[str, ort.InferenceSession] = {}  # by file
         # valid until the KV cache is resized
         self._bound_trunks = BoundSessions[tuple[str, int]]()  # by window and batch size
         self._bound_prefills = BoundSessions[tuple[int, int, bool]]()  # by width, slot and scored
         self._bound_tails = BoundSessions[tuple[Hashable, ...]]()
 
-    def _open_trunks(self, threads: int, exact: bool) -> Trunks:
+    def _open_trunks(self, threads: int) -> Trunks:
         slots = self.capabilities.slots
-        trunks = open_trunk(self.files, self.manifest, self._device, slots, threads, exact=exact)
-        self._note_capture(trunks.plain.file, trunks.plain)
+        trunks = open_trunk(self.files, self.manifest, self._device, slots, threads)
+        self._note_capture(trunks.plain)
         return trunks
 
     def close(self) -> None:
@@ -244,15 +231,11 @@ class OrtBackend(Backend):
         self._bound_trunks.get((window.name, batch), make).run()
 
     def run_tail(self, batch: Batch) -> None:
-        name, size, processed = batch.window.name, batch.size, bool(batch.touched)
-        if batch.touched:
-            key = (name, "processors", size, batch.touched)
-            self._bound_tails.get(key, partial(self._bind_processors, batch)).run()
-        key = (name, batch.sampler, size, processed)
-        self._bound_tails.get(key, partial(self._bind_tail, batch)).run()
-        if batch.logprobs:
-            key = (name, "logprobs", size, batch.reads_processed)
-            self._bound_tails.get(key, partial(self._bind_logprobs, batch)).run()
+        for graph, touched, processed in self.graphs_after_trunk(batch):
+            key = (batch.window.name, graph.file, batch.size, touched, processed)
+            options = {"touched": touched, "processed": processed}
+            make = partial(self._bind_graph, graph, batch.window, batch.size, **options)
+            self._bound_tails.get(key, make).run()
 
     def _run_pass(self, batch: Batch) -> Mapping[str, npt.NDArray[np.int64]]:
         self.run_trunk(batch.window, batch.size)
@@ -266,9 +249,8 @@ class OrtBackend(Backend):
         make = partial(self._bind_trunk, window, 1, slot=slot, prefill=True, scored=scored)
         self._bound_prefills.get((window.width, slot, scored), make).run()
         if scored:
-            bindings = self.bindings.logprobs(window, 1, scope=PREFILL)
-            bind = partial(self._bind_graph, tail=self.manifest.logprobs, bindings=bindings)
-            self._bound_tails.get((window.name, "logprobs"), bind).run()
+            make = partial(self._bind_graph, self.manifest.logprobs, window, 1, scope=PREFILL)
+            self._bound_tails.get((window.name, PREFILL), make).run()
 
     def _bind_trunk(
         self,
@@ -281,43 +263,32 @@ class OrtBackend(Backend):
         scored: bool = False,
     ) -> BoundSession:
         bindings = self.bindings.trunk(window, batch, prefill=prefill, scored=scored)
-        past, present = self._cache_tensors(slot, batch)
-        trunk = self._trunks.of(window)
-        if trunk.file not in self.captures:
-            self._note_capture(trunk.file, trunk)
-        return self._bind(graph_id, trunk.file, trunk, bindings, past, present)
-
-    def _cache_tensors(self, slot: int, batch: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         cache = self.cache
         past = [
             BoundTensor(name, cache.dtype, cache.shape(batch), address)
             for name, address in cache.addresses(slot)
         ]
-        return past, [replace(each, name=each.name.replace(PAST, PRESENT, 1)) for each in past]
+        present = [replace(each, name=each.name.replace(PAST, PRESENT, 1)) for each in past]
+        trunk = self._trunks.of(window)
+        if trunk.file not in self.captures:
+            self._note_capture(trunk)
+        return self._bind(graph_id, trunk, bindings, past, present)
 
-    def _bind_tail(self, batch: Batch, graph_id: int) -> BoundSession:
-        graph = self.bindings.tail_graph(batch.window, batch.sampler)
-        processed = bool(batch.touched)
-        bindings = self.bindings.tail(batch.window, batch.sampler, batch.size, processed=processed)
-        return self._bind_graph(graph_id, graph, bindings)
-
-    def _bind_processors(self, batch: Batch, graph_id: int) -> BoundSession:
-        graph = self.manifest.processors
-        bindings = self.bindings.processors(graph, batch.window, batch.size, batch.touched)
-        return self._bind_graph(graph_id, graph, bindings)
-
-    def _bind_logprobs(self, batch: Batch, graph_id: int) -> BoundSession:
-        processed = batch.reads_processed
-        bindings = self.bindings.logprobs(batch.window, batch.size, processed=processed)
-        return self._bind_graph(graph_id, self.manifest.logprobs, bindings)
-
-    def _bind_graph(self, graph_id: int, tail: Graph, bindings: Bindings) -> BoundSession:
-        return self._bind(graph_id, tail.file, self._tail_session(tail), bindings)
+    def _bind_graph(
+        self, graph: Graph, window: Window, batch: int, graph_id: int, **options: Any
+    ) -> BoundSession:
+        """options: of `BundleBindings.after_trunk`."""
+        if graph.file not in self._tails:
+            path = self.bundle / graph.file
+            session = open_session(path, self._device, threads=1, files=self.files)
+            self._note_capture(session)
+            self._tails[graph.file] = session
+        bindings = self.bindings.after_trunk(graph, window, batch, **options)
+        return self._bind(graph_id, self._tails[graph.file], bindings)
 
     def _bind(
         self,
         graph_id: int,
-        file: str,
         session: ort.InferenceSession,
         bindings: Bindings,
         past: Sequence[BoundTensor] = (),
@@ -327,15 +298,10 @@ class OrtBackend(Backend):
             [BoundTensor(b.tensor, b.dtype, b.shape, self.buffers.address_of(b)) for b in bound]
             for bound in (bindings.inputs, bindings.outputs)
         )
-        return bind(
-            session,
-            self._device,
-            inputs,
-            outputs,
-            (past, present),
-            graph_id,
-            self.memory,
-            partial(self._not_captured, file),
+        on_failure = partial(self._not_captured, session.file)
+        memory, cache = self.memory, (past, present)
+        return BoundSession(
+            session, self._device, inputs, outputs, cache, graph_id, memory, on_failure
         )
 
     def _not_captured(self, file: str, reason: str) -> None:
@@ -343,17 +309,9 @@ class OrtBackend(Backend):
             log.warning("%s runs without a CUDA graph, which makes passes slower: %s", file, reason)
         self.captures[file] = reason
 
-    def _tail_session(self, graph: Graph) -> ort.InferenceSession:
-        if graph.file not in self._tails:
-            path = self.bundle / graph.file
-            session = open_session(path, self._device, threads=1, files=self.files)
-            self._note_capture(graph.file, session)
-            self._tails[graph.file] = session
-        return self._tails[graph.file]
-
-    def _note_capture(self, file: str, session: ort.InferenceSession) -> None:
+    def _note_capture(self, session: ort.InferenceSession) -> None:
         if session.captures or session.not_captured is not None:
-            self.captures[file] = session.not_captured
+            self.captures[session.file] = session.not_captured
 
 
 def stepped_capacities(maximum: int) -> tuple[int, ...]:
@@ -368,9 +326,3 @@ def stepped_capacities(maximum: int) -> tuple[int, ...]:
 def doubling_capacities(maximum: int) -> tuple[int, ...]:
     """For CUDA: 256, 512, ... below `maximum`, and `maximum`."""
     return doublings(maximum, FIRST_CAPACITY)
-
-
-CAPACITIES: Mapping[str, Callable[[int], tuple[int, ...]]] = {
-    "cpu": stepped_capacities,
-    "cuda": doubling_capacities,
-}

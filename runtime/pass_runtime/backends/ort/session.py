@@ -16,8 +16,8 @@ import onnxruntime as ort
 from pass_runtime.backends.cuda import (
     Cuda,
     find_device,
-    has_driver,
     import_api,
+    log_level_without_gpu,
     require_device,
     why_no_device,
 )
@@ -128,17 +128,8 @@ def _sees_gpu(has_cuda: bool) -> bool:
     if gpu is not None and not has_cuda:
         device_log.warning("%s is not used: %s", gpu.name, why_no_cuda())
     elif gpu is None and has_cuda:
-        # With a driver, the user probably expects the GPU.
-        device_log.log(
-            logging.WARNING if has_driver() else logging.INFO, "no GPU is used: %s", why_no_device()
-        )
+        device_log.log(log_level_without_gpu(), "no GPU is used: %s", why_no_device())
     return gpu is not None and has_cuda
-
-
-def provider_options(device: str) -> Sequence[Mapping[str, str]]:
-    kind, ordinal = split_device(device)
-    device_id = {"device_id": str(ordinal)} if ordinal else {}
-    return [{**settings, **device_id} for settings in PROVIDER_OPTIONS[kind]]
 
 
 def open_session(
@@ -174,13 +165,14 @@ def open_session(
     if ordinal:  # ONNX Runtime's own error does not count the GPUs.
         require_device(import_api(), ordinal)
     provider, errors = PROVIDERS[kind][0], []
-    for settings in provider_options(device):
+    device_id = {"device_id": str(ordinal)} if ordinal else {}
+    for settings in PROVIDER_OPTIONS[kind]:
         try:
             # Its default (enable_fallback=1) would use the CPU if CUDA fails.
             session = ort.InferenceSession(
                 files.graphs[path.name],
                 options,
-                providers=[(provider, settings)],
+                providers=[(provider, {**settings, **device_id})],
                 enable_fallback=0,
             )
             break
@@ -236,18 +228,12 @@ def cpu_kernels(manifest: Manifest, device: str) -> Kernels | str | None:
 
 
 def open_trunk(
-    files: OpenFiles,
-    manifest: Manifest,
-    device: str,
-    slots: int,
-    threads: int,
-    *,
-    exact: bool = False,
+    files: OpenFiles, manifest: Manifest, device: str, slots: int, threads: int
 ) -> Trunks:
     """Raises PassError if no trunk can run."""
 
     def open_file(file: str) -> ort.InferenceSession:
-        return open_session(files.folder / file, device, threads, exact=exact, files=files)
+        return open_session(files.folder / file, device, threads, files=files)
 
     kind, _ = split_device(device)
     lookahead_file, plain_file = (
@@ -255,7 +241,7 @@ def open_trunk(
     )
     found = cpu_kernels(manifest, device)
     missing = found if isinstance(found, str) else None
-    if exact or missing is not None:
+    if missing is not None:
         lookahead_file = plain_file = manifest.trunk.file
     if plain_file not in files.graphs:
         remedy = (
@@ -264,7 +250,7 @@ def open_trunk(
             else "it was exported for the CPU alone: export it with --target any"
         )
         raise PassError(f"{files.folder} cannot run: {remedy}")
-    if missing is not None and not exact:
+    if missing is not None:
         device_log.warning(
             "ONNX Runtime's kernels run in place of ours, which are missing (%s): passes are "
             "slower, and near-ties may flip; %s",

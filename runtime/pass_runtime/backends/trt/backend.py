@@ -16,7 +16,7 @@ from pass_runtime.backends.cuda import Cuda
 from pass_runtime.backends.open import split_device
 from pass_runtime.backends.trt.engine import EngineCall, Program, TrtEngine, engine_shapes
 from pass_runtime.backends.trt.engine_sets import RuntimeCache, Shared, choose_engines
-from pass_runtime.backends.trt.library import LIBRARIES, find_library, import_library
+from pass_runtime.backends.trt.library import LIBRARIES, import_library
 from pass_runtime.bundle.bindings import PREFILL, Binding, Bindings
 from pass_runtime.bundle.manifest import EngineSet, Graph, Manifest
 from pass_runtime.bundle.open_files import OpenFiles
@@ -36,28 +36,36 @@ RUNTIME_CACHE_FILE = "kernels.cache"
 
 class TrtBackend(Backend):
     def __init__(
-        self,
-        bundle: Path,
-        manifest: Manifest,
-        engines: EngineSet,
-        library: Any,
-        api: Any,
-        *,
-        max_batch_size: int | None = 1,
-        capacity: int | None = None,
-        ordinal: int = 0,
+        self, bundle: Path, manifest: Manifest, options: LoadOptions, api: Any = None
     ) -> None:
-        """library: the TensorRT module."""
-        capabilities = _capabilities(manifest, engines, max_batch_size, capacity)
+        """Open the engine set that runs on this machine, or raise PassError. api:
+        `cuda.bindings.runtime`."""
+        kind, ordinal = split_device(options.device)
+        library = LIBRARIES[kind]
+        module = import_library(library)
+        api = api or cuda_api.import_api()
+        if ordinal:
+            cuda_api.require_device(api, ordinal)
+        device = cuda_api.find_device(api, ordinal)
+        engines = choose_engines(
+            bundle,
+            manifest,
+            library,
+            module.__version__,
+            device,
+            options.verify,
+            why_absent="" if device else cuda_api.why_no_device(api),
+        )
+        capabilities = _capabilities(manifest, engines, options.max_batch_size, options.capacity)
         self._cuda = Cuda(api, STAGING_BYTES, ordinal)
         directory = engines.path(bundle)
         files = OpenFiles(directory, (engine.file for engine in engines.engines))
         super().__init__(bundle, manifest, capabilities, self._cuda, files)
         self._engine_set = engines
         kernels = None
-        if find_library(engines.library).compiles_kernels:
-            kernels = RuntimeCache(library, directory / RUNTIME_CACHE_FILE)
-        self._shared = Shared(library, self._cuda, kernels)
+        if library.compiles_kernels:
+            kernels = RuntimeCache(module, directory / RUNTIME_CACHE_FILE)
+        self._shared = Shared(module, self._cuda, kernels)
         self._engines: dict[str, TrtEngine] = {}  # by graph file
         self._programs: dict[tuple[Any, ...], Program] = {}  # by what they run, see `_program`
         self._results: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.int64]] = {}
@@ -72,40 +80,6 @@ class TrtBackend(Backend):
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def open(
-        cls, bundle: Path, manifest: Manifest, options: LoadOptions, api: Any = None
-    ) -> TrtBackend:
-        """Open the engine set that runs on this machine, or raise PassError. api:
-        `cuda.bindings.runtime`."""
-        kind, ordinal = split_device(options.device)
-        library = LIBRARIES[kind]
-        module = import_library(library)
-        api = api or cuda_api.import_api()
-        if ordinal:
-            cuda_api.require_device(api, ordinal)
-        device = cuda_api.find_device(api, ordinal)
-        why_absent = "" if device else cuda_api.why_no_device(api)
-        engines = choose_engines(
-            bundle,
-            manifest,
-            library,
-            module.__version__,
-            device,
-            options.verify,
-            why_absent=why_absent,
-        )
-        return cls(
-            bundle,
-            manifest,
-            engines,
-            module,
-            api,
-            max_batch_size=options.max_batch_size,
-            capacity=options.capacity,
-            ordinal=ordinal,
-        )
 
     def save_kernels(self) -> None:
         self._shared.save_kernels()
@@ -149,9 +123,9 @@ class TrtBackend(Backend):
         def make_work() -> Work:
             calls = [self._bind_trunk(window, 1, slot, prefill=True, scored=scored)]
             if scored:
-                bindings = self.bindings.logprobs(window, 1, scope=PREFILL)
-                batch = Batch(window, 1, "greedy")
-                calls.append(self._bind_tail(batch, self.manifest.logprobs, bindings))
+                graph = self.manifest.logprobs
+                bindings = self.bindings.after_trunk(graph, window, 1, scope=PREFILL)
+                calls.append(self._bind(graph, bindings))
             return calls, ()
 
         self._program("prefill", key, make_work).run()
@@ -173,59 +147,34 @@ class TrtBackend(Backend):
         scored: bool = False,
     ) -> tuple[TrtEngine, EngineCall]:
         bindings = self.bindings.trunk(window, batch, prefill=prefill, scored=scored)
-        engine = self._engine(self.manifest.trunk)
-        shapes, addresses = self._shapes_and_addresses(bindings)
         # Only the length matters.
         columns = Binding(
             COLUMNS, f"{COLUMNS}.{self._columns}", (self._columns,), "bool", by_slot=False
         )
-        shapes[COLUMNS], addresses[COLUMNS] = columns.shape, self.buffers.address_of(columns)
-        for name, address in self.cache.addresses(slot):
-            shapes[name], addresses[name] = self.cache.shape(batch), address
-        for output, source in engine.aliases.items():
-            addresses[output] = addresses[source]
-        sizes = {
-            "batch": batch,
-            "width": shapes["input_ids"][1],
-            "logit_rows": shapes["logit_rows"][0],
-        }
-        sizes |= {"lookahead_rows": shapes.get("lookahead_rows", (0,))[0], COLUMNS: self._columns}
-        return engine, EngineCall(engine.profile(sizes), shapes, addresses)
+        inputs, sizes = [*bindings.inputs, columns], {**bindings.sizes, COLUMNS: self._columns}
+        return self._bind(self.manifest.trunk, Bindings(inputs, bindings.outputs, sizes), slot)
 
     def _bind_tails(self, batch: Batch) -> list[tuple[TrtEngine, EngineCall]]:
-        window, size, processed = batch.window, batch.size, bool(batch.touched)
-        tail = self.bindings.tail(window, batch.sampler, size, processed=processed)
-        graphs = [(self.bindings.tail_graph(window, batch.sampler), tail)]
-        if processed:
-            graph = self.manifest.processors
-            bindings = self.bindings.processors(graph, window, size, batch.touched)
-            graphs.insert(0, (graph, bindings))
-        if batch.logprobs:
-            bindings = self.bindings.logprobs(window, size, processed=batch.reads_processed)
-            graphs.append((self.manifest.logprobs, bindings))
-        return [self._bind_tail(batch, *graph) for graph in graphs]
+        calls = []
+        for graph, touched, processed in self.graphs_after_trunk(batch):
+            bindings = self.bindings.after_trunk(
+                graph, batch.window, batch.size, touched=touched, processed=processed
+            )
+            calls.append(self._bind(graph, bindings))
+        return calls
 
-    def _bind_tail(
-        self, batch: Batch, graph: Graph, bindings: Bindings
+    def _bind(
+        self, graph: Graph, bindings: Bindings, cache_slot: int | None = None
     ) -> tuple[TrtEngine, EngineCall]:
-        engine, window = self._engine(graph), batch.window
-        sizes = {
-            "batch": batch.size,
-            "width": window.width,
-            "lookahead_rows": len(window.lookahead_rows),
-            "positions": self.capabilities.noise_positions,
-            "max_emitted": window.max_emitted,
-            "processed_rows": window.drafts + 1,
-            "touched": batch.touched,
-        }
-        return engine, EngineCall(engine.profile(sizes), *self._shapes_and_addresses(bindings))
-
-    def _shapes_and_addresses(
-        self, bindings: Bindings
-    ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-        all_bindings = (*bindings.inputs, *bindings.outputs)
-        addresses = {b.tensor: self.buffers.address_of(b) for b in all_bindings}
-        return {b.tensor: b.shape for b in bindings.inputs}, addresses
+        engine, all_bindings = self._engine(graph), (*bindings.inputs, *bindings.outputs)
+        shapes = {each.tensor: each.shape for each in bindings.inputs}
+        addresses = {each.tensor: self.buffers.address_of(each) for each in all_bindings}
+        if cache_slot is not None:
+            for name, address in self.cache.addresses(cache_slot):
+                shapes[name], addresses[name] = self.cache.shape(bindings.sizes["batch"]), address
+        for output, source in engine.aliases.items():
+            addresses[output] = addresses[source]
+        return engine, EngineCall(engine.profile(bindings.sizes), shapes, addresses)
 
     def _result(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         if (name, shape) not in self._results:

@@ -80,7 +80,7 @@ class TrtEngine:
         self._check(shapes)
         kernels = shared.compiled_kernels
         self._config = None if kernels is None else kernels.config(self._engine)
-        self._scratch = shared.scratch.reserve(int(self._engine.device_memory_size_v2))
+        self._scratch = shared.scratch(int(self._engine.device_memory_size_v2))
         self._contexts: dict[tuple[object, ...], Any] = {}
 
     def _check(self, shapes: Mapping[str, Shape]) -> None:

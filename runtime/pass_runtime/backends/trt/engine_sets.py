@@ -76,22 +76,6 @@ MAX_KEPT_ERRORS = 4
 
 
 @dataclass
-class Scratch:
-    """Memory for activations, which all contexts share: only one runs at a time. Older contexts
-    and graphs keep a block that has become too small."""
-
-    cuda: Cuda
-    size: int = 0
-    address: int = 0
-
-    def reserve(self, size: int) -> tuple[int, int]:
-        """Return the address and size of a block of at least `size` bytes."""
-        if size > self.size or not self.address:
-            self.address, self.size = self.cuda.allocate(size), size
-        return self.address, self.size
-
-
-@dataclass
 class Shared:
     """library: the TensorRT module. compiled_kernels: None if the library compiles none at run
     time."""
@@ -99,14 +83,20 @@ class Shared:
     library: Any
     cuda: Cuda
     compiled_kernels: RuntimeCache | None
-    scratch: Scratch = field(init=False)
+    _scratch: tuple[int, int] = (0, 0)  # address and size
     runtime: Any = field(init=False)
     _errors: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_ERRORS))
 
     def __post_init__(self) -> None:
-        self.scratch = Scratch(self.cuda)
         self._logger = make_logger(self.library, self._errors, log)
         self.runtime = self.library.Runtime(self._logger)
+
+    def scratch(self, size: int) -> tuple[int, int]:
+        """Return the address and size of a block of at least `size` bytes for activations. All
+        contexts share it, as only one runs at a time; older ones keep a block that is too small."""
+        if size > self._scratch[1] or not self._scratch[0]:
+            self._scratch = self.cuda.allocate(size), size
+        return self._scratch
 
     def save_kernels(self) -> None:
         if self.compiled_kernels is not None:

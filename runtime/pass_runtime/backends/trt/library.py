@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pass_runtime.errors import PassError
 
@@ -99,11 +99,9 @@ def import_library(chosen: Library) -> Any:
     return library
 
 
-class ErrorList(Protocol):
-    def append(self, message: str, /) -> None: ...
-
-
-def make_logger(library: Any, errors: ErrorList, log: logging.Logger | None = None) -> Any:
+def make_logger(
+    library: Any, errors: MutableSequence[str], log: logging.Logger | None = None
+) -> Any:
     """Return a logger that adds errors to `errors`, and logs them as warnings."""
     severity_of = library.ILogger
     levels = {

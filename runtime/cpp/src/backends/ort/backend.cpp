@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/capabilities.h"
+#include "backends/cuda.h"
 #include "errors.h"
 #include "log.h"
 
@@ -16,7 +17,7 @@ constexpr int logprobs_graph = -1, processors_graph = -2;
 
 Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& options,
                              const OrtBackend::Engine& engine) {
-    const bool on_cpu = engine.device.on_cpu();
+    const bool on_cpu = !engine.device.is_gpu;
     if (manifest.model.dtype == "bfloat16") {
         throw Error(
             "bf16 bundles run on TensorRT engines; for ONNX Runtime export with --dtype fp16 or "
@@ -28,7 +29,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
                     std::to_string(manifest.model.max_capacity) + " tokens of the model");
     }
     Capabilities result;
-    result.device = engine.device.name;
+    result.device = engine.device.name();
     result.vocab_size = manifest.model.vocab_size;
     result.capacities = on_cpu ? stepped_capacities(capacity) : doubling_capacities(capacity);
     result.prefill_widths = {256, 64, 16, 1};
@@ -44,9 +45,12 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
 OrtBackend::Engine open_engine(const Manifest& manifest, const LoadOptions& options) {
     OrtBackend::Engine engine{OrtLibrary::open(options.onnxruntime), {}, nullptr};
     engine.device = choose_device(*engine.library, options.device);
-    engine.memory = open_memory(engine.device, options.allocator);
-    if (engine.device.on_cpu() && manifest.derived_trunk(engine.device.name, 1) != nullptr)
-        engine.kernels = find_kernels();
+    if (engine.device.is_gpu) {
+        engine.memory = std::make_unique<Cuda>(CudaApi::open(), engine.device.ordinal);
+        return engine;
+    }
+    engine.memory = std::make_unique<HostMemory>(options.allocator);
+    if (manifest.derived_trunk(engine.device.name(), 1) != nullptr) engine.kernels = find_kernels();
     return engine;
 }
 
@@ -63,7 +67,7 @@ OrtBackend::OrtBackend(std::filesystem::path bundle, const Manifest& manifest,
       bundle_(std::move(bundle)),
       engine_(std::move(engine)) {
     open_trunks(options);
-    if (engine_.device.captures())
+    if (engine_.device.is_gpu)
         thread_ = std::make_unique<OneThread>([this] { return for_this_thread(); });
 }
 
@@ -72,7 +76,7 @@ void OrtBackend::open_trunks(const LoadOptions& options) {
     const Kernels& kernels = engine_.kernels;
     const auto file_of = [&](bool lookahead_rows) {
         const DerivedTrunk* derived =
-            manifest_.derived_trunk(engine_.device.name, options.max_batch_size, lookahead_rows);
+            manifest_.derived_trunk(engine_.device.name(), options.max_batch_size, lookahead_rows);
         const bool runs = derived != nullptr && kernels.missing.empty();
         return runs ? derived->file : manifest_.trunk.file;
     };

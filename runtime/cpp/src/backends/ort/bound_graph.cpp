@@ -47,12 +47,14 @@ BoundGraph::BoundGraph(const OrtGraph& graph, const std::vector<BoundTensor>& in
     const OrtLibrary& library = graph.library();
     const OrtApi& api = library.api();
     const auto device_memory =
-        library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory,
+        library.make(api.CreateMemoryInfo, api.ReleaseMemoryInfo, graph.device().memory(),
                      OrtDeviceAllocator, graph.device().ordinal, OrtMemTypeDefault);
     const auto bind = [&](const std::vector<BoundTensor>& tensors, auto bind_one) {
         for (const BoundTensor& tensor : tensors) {
-            values_.push_back(library.tensor(device_memory.get(), tensor.address, tensor.size(),
-                                             tensor.shape, element_type(tensor.dtype)));
+            values_.push_back(library.make(api.CreateTensorWithDataAsOrtValue, api.ReleaseValue,
+                                           device_memory.get(), static_cast<void*>(tensor.address),
+                                           tensor.size(), tensor.shape.data(), tensor.shape.size(),
+                                           element_type(tensor.dtype)));
             library.check(bind_one(binding_.get(), tensor.name.c_str(), values_.back().get()));
         }
     };

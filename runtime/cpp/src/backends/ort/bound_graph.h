@@ -73,8 +73,9 @@ class BoundGraph {
     Owned<OrtRunOptions> options_;
 };
 
-// The most recently used bound graphs, by key. ONNX Runtime keeps every CUDA graph that it
-// captured, so a graph that is bound to the same addresses again gets its old graph number.
+// Bound graphs by key: if there are too many, all are bound again when they are used. ONNX Runtime
+// keeps every CUDA graph that it captured, so a graph that is bound to the same addresses again
+// gets its old graph number.
 template <class Key>
 class BoundGraphs {
    public:
@@ -86,16 +87,10 @@ class BoundGraphs {
             int& graph_id = graph_ids_[key];
             if (graph_id == 0) graph_id = next_graph_id();
             BoundGraph graph = make(graph_id);
-            if (bound_.size() == max_bound_graphs) {
-                bound_.erase(std::min_element(
-                    bound_.begin(), bound_.end(), [](const auto& first, const auto& second) {
-                        return first.second.last_use < second.second.last_use;
-                    }));
-            }
-            entry = bound_.emplace(key, Kept{std::move(graph), 0}).first;
+            if (bound_.size() == max_bound_graphs) bound_.clear();
+            entry = bound_.emplace(key, std::move(graph)).first;
         }
-        entry->second.last_use = ++uses_;
-        return entry->second.bound;
+        return entry->second;
     }
 
     // Call it when addresses have changed.
@@ -105,16 +100,10 @@ class BoundGraphs {
     }
 
    private:
-    struct Kept {
-        BoundGraph bound;
-        std::uint64_t last_use;  // the value of `uses_` at the last use
-    };
-
     static constexpr std::size_t max_bound_graphs = 256;
 
-    std::map<Key, Kept> bound_;
+    std::map<Key, BoundGraph> bound_;
     std::map<Key, int> graph_ids_;
-    std::uint64_t uses_ = 0;  // how many times `get` was called
 };
 
 // Runs tasks in its own thread, because captured graphs belong to the thread that captured them.

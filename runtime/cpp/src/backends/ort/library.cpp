@@ -90,11 +90,4 @@ void OrtLibrary::check(OrtStatus* status, std::string_view what) const {
     throw Error(std::string(what) + ": " + message);
 }
 
-Owned<OrtValue> OrtLibrary::tensor(const OrtMemoryInfo* memory, std::byte* address,
-                                   std::size_t size, const std::vector<std::int64_t>& shape,
-                                   ONNXTensorElementDataType type) const {
-    return make(api_->CreateTensorWithDataAsOrtValue, api_->ReleaseValue, memory,
-                static_cast<void*>(address), size, shape.data(), shape.size(), type);
-}
-
 }  // namespace pass

@@ -30,7 +30,6 @@ class OrtLibrary {
 
     const OrtApi& api() const { return *api_; }
     OrtEnv* environment() const { return environment_.get(); }
-    // Those that this ONNX Runtime was built with.
     std::vector<std::string> providers() const;
     // Releases `status`. If it is an error, throws Error with `what` and ONNX Runtime's message.
     void check(OrtStatus* status, std::string_view what = "onnxruntime") const;
@@ -41,10 +40,6 @@ class OrtLibrary {
         check(create(arguments..., &object));
         return {object, release};
     }
-    // A tensor of the bytes at `address`, which are not copied.
-    Owned<OrtValue> tensor(const OrtMemoryInfo* memory, std::byte* address, std::size_t size,
-                           const std::vector<std::int64_t>& shape,
-                           ONNXTensorElementDataType type) const;
 
    private:
     const OrtApi* api_;

@@ -1,10 +1,5 @@
 #include "backends/ort/session.h"
 
-#include <algorithm>
-#include <atomic>
-#include <exception>
-#include <thread>
-
 #include "errors.h"
 #include "log.h"
 
@@ -24,55 +19,6 @@ namespace {
 // With this option, of version 1.31, ONNX Runtime copies no weights that it is given in memory.
 constexpr const char* no_copies_option = "session.use_external_initializer_file_buffers_directly";
 
-// Workers that begin when the session has been created. ONNX Runtime's own would spin while they
-// wait, and take the cores that hash the bundle's files.
-class LateThreads {
-   public:
-    // This object must live until the session is created.
-    void give_to(const OrtLibrary& library, OrtSessionOptions* options) {
-        const OrtApi& api = library.api();
-        library.check(api.SessionOptionsSetCustomCreateThreadFn(options, create));
-        library.check(api.SessionOptionsSetCustomThreadCreationOptions(options, &gate_));
-        library.check(api.SessionOptionsSetCustomJoinThreadFn(options, join));
-    }
-    void begin() const { open(*gate_); }
-
-   private:
-    using Gate = std::atomic_flag;  // set when threads may work
-    struct Worker {
-        std::shared_ptr<Gate> gate;
-        std::thread thread;
-    };
-
-    static void open(Gate& gate) {
-        gate.test_and_set();
-        gate.notify_all();
-    }
-    // Null if the system has no thread left: then the session cannot be created.
-    static OrtCustomThreadHandle create(void* gate, OrtThreadWorkerFn work, void* argument) {
-        try {
-            auto worker = std::make_unique<Worker>();
-            worker->gate = *static_cast<std::shared_ptr<Gate>*>(gate);
-            worker->thread = std::thread([gate = worker->gate, work, argument] {
-                gate->wait(false);
-                work(argument);
-            });
-            return reinterpret_cast<OrtCustomThreadHandle>(worker.release());
-        } catch (const std::exception&) {
-            return nullptr;
-        }
-    }
-    // Also called if the session could not be created.
-    static void join(OrtCustomThreadHandle thread) {
-        const std::unique_ptr<Worker> worker(
-            reinterpret_cast<Worker*>(const_cast<OrtCustomHandleType*>(thread)));
-        open(*worker->gate);
-        worker->thread.join();
-    }
-
-    std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();
-};
-
 }  // namespace
 
 OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& device,
@@ -83,21 +29,20 @@ OrtGraph::OrtGraph(std::shared_ptr<const OrtLibrary> library, const Device& devi
       device_(device),
       session_(nullptr, library_->api().ReleaseSession) {
     const std::string& content = files.graph(file);
-    for (std::size_t index = 0; session_ == nullptr; ++index) {
+    captures_ = device.is_gpu;
+    while (session_ == nullptr) {
         try {
             const Owned<OrtSessionOptions> options = session_options(files, threads, kernels);
-            append_provider(*library_, options.get(), device_, device_.options[index]);
-            LateThreads workers;
-            workers.give_to(*library_, options.get());
+            if (device_.is_gpu) add_cuda(*library_, options.get(), device_.ordinal, captures_);
             OrtSession* session = nullptr;
-            OrtStatus* status = library_->api().CreateSessionFromArray(
-                library_->environment(), content.data(), content.size(), options.get(), &session);
+            library_->check(
+                library_->api().CreateSessionFromArray(library_->environment(), content.data(),
+                                                       content.size(), options.get(), &session),
+                "onnxruntime cannot load " + files.path(file).string());
             session_.reset(session);
-            workers.begin();
-            library_->check(status, "onnxruntime cannot load " + files.path(file).string());
-            captures_ = device_.captures(index);
         } catch (const Error& error) {
-            if (index + 1 == device_.options.size()) throw;
+            if (!captures_) throw;
+            captures_ = false;  // captures fail for a graph with a node on the CPU
             why_not_captured_ = error.what();
             log(LogLevel::warning, why_not_captured_ + " (it is tried without CUDA graphs)");
         }
@@ -113,8 +58,7 @@ Owned<OrtSessionOptions> OrtGraph::session_options(const OpenFiles& files, int t
     library_->check(api.SetSessionLogSeverityLevel(options.get(), severity_of(log_level())));
     library_->check(api.SetIntraOpNumThreads(options.get(), threads));
     // ONNX Runtime would keep a memory pattern for every shape, and on the CPU there are many.
-    library_->check(
-        (device_.on_cpu() ? api.DisableMemPattern : api.EnableMemPattern)(options.get()));
+    library_->check((device_.is_gpu ? api.EnableMemPattern : api.DisableMemPattern)(options.get()));
     if (!kernels.empty())
         library_->check(api.RegisterCustomOpsLibrary_V2(options.get(), kernels.c_str()));
     std::vector<const char*> names;

@@ -63,7 +63,7 @@ class TrtBackend : public Backend {
     const EngineSet& engine_set_;
     Cuda& cuda_;  // the base class's `memory_`
     std::unique_ptr<TrtApi> api_;
-    TrtScratch scratch_{cuda_};
+    std::span<std::byte> scratch_;
     std::map<std::string, std::unique_ptr<TrtEngine>> engines_;             // by graph file
     std::map<std::pair<std::int64_t, Key>, TrtProgram> programs_;           // by columns and key
     std::map<std::pair<std::string, std::size_t>, std::int64_t*> results_;  // by name and count

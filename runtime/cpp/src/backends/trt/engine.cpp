@@ -17,14 +17,7 @@ std::string shape_text(const Shape& shape) {
 
 }  // namespace
 
-std::span<std::byte> TrtScratch::reserve(std::int64_t size) {
-    const auto needed = static_cast<std::size_t>(size);
-    if (block_.data() == nullptr || needed > block_.size())
-        block_ = {cuda_.allocate(needed), needed};
-    return block_;
-}
-
-TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFiles& files,
+TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, std::span<std::byte>& scratch, const OpenFiles& files,
                      const EngineFile& file)
     : api_(api), cuda_(cuda), path_(files.path(file.file).string()), file_(file) {
     const MappedFile& bytes = *files.data().at(file.file);
@@ -34,7 +27,9 @@ TrtEngine::TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFil
         throw Error(path_ + " cannot be loaded on this GPU (deserializeCudaEngine: " + reason() +
                     "); if the file is the cause, build it again with pass-export build");
     }
-    scratch_ = scratch.reserve(engine_->scratch_size());
+    const auto size = static_cast<std::size_t>(engine_->scratch_size());
+    if (scratch.data() == nullptr || size > scratch.size()) scratch = {cuda.allocate(size), size};
+    scratch_ = scratch;
 }
 
 int TrtEngine::profile(const std::map<std::string, std::int64_t>& sizes) const {

@@ -23,24 +23,14 @@ struct EngineCall {
     auto operator<=>(const EngineCall&) const = default;
 };
 
-// Device memory for activations, which all contexts share, because only one runs at a time. If an
-// engine needs a larger block, a new one is allocated; older contexts keep theirs.
-class TrtScratch {
-   public:
-    explicit TrtScratch(Cuda& cuda) : cuda_(cuda) {}
-    std::span<std::byte> reserve(std::int64_t size);
-
-   private:
-    Cuda& cuda_;
-    std::span<std::byte> block_;
-};
-
 // One engine file. Every distinct call has its own execution context, which is bound once, because
 // a CUDA graph is valid only while its context keeps its arguments.
 class TrtEngine {
    public:
-    // files: all engines of the set. Throws Error if the engine does not load.
-    TrtEngine(TrtApi& api, Cuda& cuda, TrtScratch& scratch, const OpenFiles& files,
+    // scratch: device memory for activations, which all engines share, because only one runs at a
+    // time. If it is too small, it is replaced; older contexts keep theirs. files: all engines of
+    // the set. Throws Error if the engine does not load.
+    TrtEngine(TrtApi& api, Cuda& cuda, std::span<std::byte>& scratch, const OpenFiles& files,
               const EngineFile& file);
 
     // Output -> the input whose memory it shares.

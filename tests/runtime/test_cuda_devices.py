@@ -1,26 +1,42 @@
-"""Devices with a number, such as `cuda:1`: work is done on the GPU of that number, though every
-thread has a current device of its own."""
+"""Sessions on fake GPUs: their memory, and their numbers, as in `cuda:1`. Every thread has a
+current device of its own."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 
 import onnxruntime as ort
 import pytest
-from engine_sessions import Gpu, run_prompt, with_engines
+from engine_sessions import (
+    SAMPLINGS,
+    Gpu,
+    PromptAndOptions,
+    assert_cpu_writes_all,
+    ort_session_on,
+    run_prompt,
+    with_engines,
+)
 from fake_cuda import FakeCuda
 from test_ort_engine import FakeSession
 
-from pass_runtime import load
+from pass_runtime import GenerateOptions, load
 from pass_runtime.backends import cuda as cuda_api
 from pass_runtime.backends.cuda import find_device
 from pass_runtime.backends.memory import HostMemory
 from pass_runtime.backends.open import gpus_of_replica, split_device
-from pass_runtime.backends.ort.backend import BoundTensor, bind
+from pass_runtime.backends.ort.backend import BoundSession, BoundTensor
 from pass_runtime.backends.ort.session import open_memory, open_session
 from pass_runtime.errors import PassError
 
+PROMPT = [2 + i % 300 for i in range(200)]
+REQUESTS: list[PromptAndOptions] = [
+    ([5, 6, 7], GenerateOptions(30, SAMPLINGS[1], plan="fused", ignore_eos=True)),
+    # This request needs a KV capacity of 512.
+    (PROMPT, GenerateOptions(100, SAMPLINGS[2], plan="two-pass", ignore_eos=True)),
+    (PROMPT[:40], GenerateOptions(20, SAMPLINGS[0], plan="ar", ignore_eos=True)),
+]
 NO_GPU_2 = (
     r"^there is no GPU 2: 2 GPUs are visible, numbers 0 to 1 \(see nvidia-smi, and "
     r"CUDA_VISIBLE_DEVICES\)$"
@@ -109,7 +125,7 @@ def test_onnx_runtime_gets_the_number(two_gpus: Gpu, tmp_path: Path, monkeypatch
 
     session.io_binding = Binding
     tensor = BoundTensor("ids", "int64", (1,), 256)
-    bind(session, "cuda:1", [tensor], [tensor], ([], []), 1, HostMemory(), pytest.fail)
+    BoundSession(session, "cuda:1", [tensor], [tensor], ([], []), 1, HostMemory(), pytest.fail)
     assert [arguments[1:3] for arguments in bound] == [("cuda", 1)] * 2
 
 
@@ -118,3 +134,24 @@ def test_ray_chooses_the_gpu_of_a_replica():
     message = r"'cuda:1': Ray chooses the GPU of every replica; use cuda$"
     with pytest.raises(PassError, match=message):
         gpus_of_replica("cuda:1")
+
+
+def test_requests_on_device_memory_write_what_the_cpu_writes(adapter_bundle: Path):
+    """Meanwhile the KV cache moves, because it grows and because the batch becomes smaller."""
+    device = FakeCuda()
+    with ort_session_on(device, adapter_bundle) as session:
+        for _ in range(2):
+            assert_cpu_writes_all(session, adapter_bundle, REQUESTS)
+        assert device.mallocs > len(device.allocations)  # some were freed
+    assert not device.allocations and not device.streams
+
+
+@pytest.mark.slow
+def test_a_forgotten_session_frees_its_device_memory(adapter_bundle: Path):
+    device = FakeCuda()
+    session = ort_session_on(device, adapter_bundle)
+    session.generate_ids(*REQUESTS[0]).result()
+    assert device.allocations
+    del session
+    gc.collect()
+    assert not device.allocations and not device.streams
