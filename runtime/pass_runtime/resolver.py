@@ -80,8 +80,6 @@ class Resolver:
         return frozenset((*options.stop_token_ids, *model_ids))
 
     def _processing(self, options: GenerateOptions) -> Processing | None:
-        """Return what `options` do to logits; None if nothing. Raises PassError for an invalid
-        constraint."""
         sampling, lists = options.sampling, (options.bad_words, options.allowed_token_ids)
         changes = (sampling.logit_bias, sampling.penalizes, options.constraint, options.min_tokens)
         if not any((*changes, *lists)):

@@ -265,7 +265,6 @@ class Session(OfOneProcess):
 
 
 def _token_ids(prompt: object) -> tuple[int, ...]:
-    """A tuple of ints is returned as it is. Raises PassError for anything but token ids."""
     return whole_numbers("the prompt's token ids", prompt)
 
 

@@ -289,7 +289,6 @@ def _compare(
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    """Return a contender for each combination that means another plan."""
     lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.resolved()  # one seed, so that all plans write the same text

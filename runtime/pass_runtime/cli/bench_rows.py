@@ -74,7 +74,6 @@ def measure_rows(
 
 
 def _has_tail(window: Window) -> bool:
-    """Whether passes of a window have a tail: those that read prompts have none."""
     return window != prefill_window(window.width)
 
 

@@ -158,7 +158,6 @@ class ChatLoop:
         self.system, self.history = system, history
 
     def _answer(self, user: str) -> None:
-        """Print the answer to `user`, and add both to the conversation."""
         generation = None
         try:
             ids = self._fitted(_message("user", user))

@@ -93,7 +93,6 @@ def describe(bundle: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _engines(engines: EngineSet, manifest: Manifest) -> dict[str, Any]:
-    """Return a set of engines for JSON. `current`: whether it was built from the present files."""
     return engines.model_dump(mode="json", exclude={"bundle", "engines"}) | {
         "current": engines.bundle == manifest.content_hash,
         "files": {

@@ -69,7 +69,6 @@ def read_prompt(prompt: str | None, file: Path | None, *, keep_newline: bool = F
 
 
 def _read(path: Path, what: str) -> str:
-    """Read UTF-8 text without a byte order mark. what: its name in errors."""
     name = "standard input" if path == STDIN else str(path)
     try:
         return (_standard_input(what) if path == STDIN else path.read_bytes()).decode("utf-8-sig")

@@ -136,7 +136,6 @@ def figure(number: float | None) -> str:
 
 
 def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yield a row for every prompt: the baseline's speed, then ratio and tau of the other plans."""
     baseline, *others = plans
     for number, entry in enumerate(baseline["by_prompt"]):
         row = {"prompt": entry["prompt"], baseline["plan"]: f"{entry['tokens_per_second']:.1f}"}

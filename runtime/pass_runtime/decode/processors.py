@@ -106,7 +106,6 @@ class Processors:
         return state if words is None else words.follow(state, token)
 
     def _forbidden(self, state: int, written: int) -> Bits:
-        """The tokens [V/32] that bad words and `min_tokens` forbid."""
         words = self._processing.bad_words
         forbidden = np.zeros_like(self._allowed_ids) if words is None else words.forbidden(state)
         if written < self._processing.min_tokens:

@@ -208,8 +208,6 @@ def _with_finite_schema(rule: re.Match[str]) -> str:
 
 
 def _finite(schema: Any) -> str:
-    """Return a schema as JSON, without dead ends and neutral keywords. Raises PassError if it has
-    no finite value."""
     finite = without_dead_ends(without_neutral_keywords(schema))
     if finite is False and schema is not False:
         title = f" of {schema['title']}" if isinstance(schema.get("title"), str) else ""
@@ -281,6 +279,5 @@ def _path(schema: Any, why: str) -> list[str] | None:
 
 
 def _memory() -> int:
-    """Return the resident memory in bytes, without mapped files."""
     resident, mapped_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - mapped_files) * resource.getpagesize()

@@ -87,7 +87,6 @@ def _lark_regex(pattern: str) -> str:
 
 
 def _json_text(schema: object) -> str:
-    """Return a JSON schema as JSON text. Raises PassError if it is no schema."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         written = json.dumps(value, ensure_ascii=False)

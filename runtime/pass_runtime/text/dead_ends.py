@@ -92,7 +92,6 @@ class _Finite:
         return all(self.has(each) for each in first[: int(min_items)])
 
     def _target(self, ref: str) -> Any:
-        """Return the part to which a `$ref` leads; True, a finite schema, if it leads elsewhere."""
         base = _text(self._root, "$id")
         url, fragment = urldefrag(urljoin(base, ref))
         part = self._root
@@ -130,15 +129,12 @@ def _text(schema: Any, name: str) -> str:
 
 
 def _item_keywords(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the keywords for an array's first items and for the others, of JSON Schema 2019 or
-    2020."""
     if isinstance(schema.get("items"), list):
         return "items", "additionalItems"
     return "prefixItems", "items"
 
 
 def _without_endless(schema: Any, finite: _Finite) -> Any:
-    """Return `schema` with `false` for optional parts without a finite value."""
     if not isinstance(schema, dict):
         return schema
 
@@ -196,7 +192,6 @@ def _with_names_of_patterns(schema: Any) -> Any:
 
 @lru_cache(1024)
 def _names(pattern: str) -> list[str] | None:
-    """Return all names that a pattern matches; None if they are too many or too long."""
     from llguidance import LLMatcher
 
     grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})

@@ -130,8 +130,6 @@ class _Refused(PassError):
 
 @dataclass(frozen=True)
 class _CachedGrammar:
-    """A compiled grammar. size: the bytes that compiling it took."""
-
     future: Future[GrammarState]
     size: int
     usage: CpuUsage
@@ -229,7 +227,6 @@ class Grammars:
                 self._num_jobs -= 1
 
     def _compile(self, constraint: Constraint) -> tuple[Any, int]:
-        """Return the matcher of a constraint, and the bytes that it took in the child."""
         if self._child is None or self._compiler is None:
             setup: dict[str, Any] = {
                 "tokenizer": self._tokenizer.to_str(),

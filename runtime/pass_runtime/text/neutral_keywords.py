@@ -61,7 +61,6 @@ def places(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _is_neutral(key: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a keyword that llguidance may refuse allows every value."""
     value, types = schema[key], _types(schema)
     if key in REFUSED and types and REFUSED[key] not in types:
         return True

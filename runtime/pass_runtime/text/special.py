@@ -102,7 +102,6 @@ class ChatEncoder:
         return places
 
     def _private_characters(self, text: str) -> dict[str, str]:
-        """Return a character that `text` lacks for each one of special tokens."""
         free = (
             character
             for character in map(chr, PRIVATE_USE)

@@ -183,7 +183,6 @@ def _with_single_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _place(message: dict[str, Any], before: list[dict[str, Any]]) -> int:
-    """Return the index of a message: a result follows its call, and other results of this call."""
     number = message.get("tool_call_id")
     for i in range(0 if number is None else len(before), 0, -1):
         each = before[i - 1]
