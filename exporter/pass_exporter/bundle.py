@@ -47,7 +47,7 @@ from pass_runtime.bundle.manifest import (
     WindowInfo,
 )
 from pass_runtime.bundle.sampling import SAMPLERS, Rule, Sampler
-from pass_runtime.bundle.window import bundle_windows
+from pass_runtime.bundle.window import COPY_DRAFTS, bundle_windows
 from pass_runtime.text.templates import load_chat_template
 
 MODEL_DTYPES: dict[torch.dtype, ModelDtype] = {
@@ -74,7 +74,8 @@ def write_tails(
         arrays, head_locations = _write_head(directory, draft_head)
         locations |= head_locations
     infos = []
-    for window in bundle_windows(lookahead):
+    # By rejection, each draft row takes V probabilities.
+    for window in bundle_windows(lookahead, COPY_DRAFTS if rule == "match" else ()):
         tails: dict[Sampler, Graph] = {}
         for sampler in SAMPLERS:
             # By either rule, plain decoding (one row) and greedy decoding write the same tokens.

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan, make_plan
+from pass_runtime.bundle.window import MAX_LOOKAHEAD
 from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
@@ -50,9 +51,9 @@ class Resolver:
                 f"--lookahead {fixed} or 0"
             )
         plan_name, plan, lookahead_drafts, ngram_drafts = choose_drafts(
-            options.plan, lookahead, options.draft
+            options.plan, lookahead, options.draft, self._longest_copy(options.lookahead)
         )
-        if max(lookahead_drafts, ngram_drafts) > max_lookahead:
+        if lookahead_drafts > max_lookahead:
             raise PassError(
                 f"{options.plan} has more drafts than the bundle's {max_lookahead}; use --plan "
                 "fused"
@@ -74,6 +75,11 @@ class Resolver:
             processing=self._processing(options),
             shown_special_tokens=tuple(options.shown_special_tokens),
         )
+
+    def _longest_copy(self, lookahead: int | None) -> int:
+        verifying = self._backend.capabilities.verifying
+        longest = verifying[-1].drafts if verifying else self._manifest.lookahead.length
+        return longest if lookahead is None else lookahead
 
     def _stop_token_ids(self, options: GenerateOptions) -> frozenset[int]:
         model_ids = () if options.ignore_eos else self._manifest.model.eos_token_ids
@@ -122,13 +128,13 @@ class Resolver:
 
 
 def choose_drafts(
-    name: str, max_drafts: int, draft: str | None = None
+    name: str, max_drafts: int, draft: str | None = None, longest_copy: int = MAX_LOOKAHEAD
 ) -> tuple[str, Plan | None, int, int]:
     """Return the fields of a `Request`. name, max_drafts: as for `make_plan`, or "auto". draft:
     None is "both" for "auto", else "lookahead"."""
     if name == "auto" and max_drafts:
         lookahead_drafts = 0 if draft == "ngram" else max_drafts
-        return "auto", None, lookahead_drafts, 0 if draft == "lookahead" else max_drafts
+        return "auto", None, lookahead_drafts, 0 if draft == "lookahead" else longest_copy
     plan = make_plan("ar" if name == "auto" else name, max_drafts)
     if draft in (None, "lookahead") or max_drafts == 0:
         return plan.name, plan, plan.drafts, 0
@@ -138,5 +144,5 @@ def choose_drafts(
             "fused or auto"
         )
     if draft == "ngram":
-        return "ngram", make_plan("ar", 0), 0, plan.drafts
-    return f"{plan.name}+ngram", plan, plan.drafts, plan.drafts
+        return "ngram", make_plan("ar", 0), 0, longest_copy
+    return f"{plan.name}+ngram", plan, plan.drafts, longest_copy

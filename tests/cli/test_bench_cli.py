@@ -178,7 +178,7 @@ def test_plans_are_measured_with_each_source_of_drafts(tiny_bundle):
     flags = "--plan ar --plan fused --plan fused:2,1,0 --plan auto -p hello --lookahead 4"
     sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
     report = report_of(tiny_bundle, flags, *QUICK, *sources)
-    names = "ar|fused L=4|ngram L=4|fused L=4 +ngram|fused:2,1,0|ngram L=2|fused:2,1,0 +ngram"
+    names = "ar|fused L=4|ngram L=4|fused L=4 +ngram|fused:2,1,0|fused:2,1,0 +ngram"
     names += "|auto (lookahead)|auto (ngram)|auto"
     assert [plan["plan"] for plan in report["plans"]] == names.split("|")
 

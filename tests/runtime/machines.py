@@ -13,7 +13,7 @@ from best_shapes import best_shape
 from pass_runtime.backends.base import Batch, Capabilities, Drafts
 from pass_runtime.bundle.plan import Plan, fused_plan, make_plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.bundle.window import Window, ar_window
+from pass_runtime.bundle.window import COPY_DRAFTS, Window, ar_window, copy_window, verify_window
 from pass_runtime.decode.next_pass import Proposed, Situation
 from pass_runtime.tuning.auto import (
     Acceptance,
@@ -205,18 +205,19 @@ class DraftsAt:
     """The drafts of a pass at a token of a text."""
 
     right_lookahead: int
-    match_length: int = 0
+    confidence: int = 0
     ngrams: int = 0
     right_ngrams: int = 0
 
 
 def text_seconds(machine: Machine, tuner: Tuner, text: Sequence[DraftsAt]) -> float:
-    capabilities = Capabilities("formula", 100, (4096,), (64, 1))
+    verifying = (*map(verify_window, range(1, 5)), *map(copy_window, COPY_DRAFTS))
+    capabilities = Capabilities("formula", 100, (4096,), (64, 1), verifying=verifying)
     rates, staged_window, staged_drafts = Rates(tuner.rates), None, 0
     written, seconds = 0, 0.0
     while written < len(text):
         root = text[written]
-        ngrams = Drafts((7,) * root.ngrams, "ngram", root.match_length) if root.ngrams else None
+        ngrams = Drafts((7,) * root.ngrams, "ngram", root.confidence) if root.ngrams else None
         choice = tuner.choose(tuner.max_drafts, 1, [rates])
         situation = Situation(
             choice.plan, staged_window, 4000, capabilities, advice=(tuner, choice)

@@ -117,18 +117,19 @@ def test_a_plan_that_is_faster_than_estimated_is_chosen_after_a_trial(slow_passe
 
 def test_a_sequence_has_ngram_acceptance_of_its_own():
     of_all = Tuner(FREE_ROWS, 4, GOOD).rates
-    three, two = (Drafts((1, 2), "ngram", length) for length in (3, 2))
+    three, two = (Drafts((1, 2), "ngram", confidence) for confidence in (3, 2))
     for drafted, accepted in ((4, 3), (4, 4), (2, 0)):
         of_all.of(three).record(drafted, accepted)
     own = Rates(of_all)
     for drafted, accepted in ((4, 0), (3, 0), (4, 1)):
         own.of(three).record(drafted, accepted)
     own.of(three).forget()
-    expected = [0.6150567217, 0.6668061951, 0.6668061951, 0.5835077438]
+    expected = [0.7917745256, 0.8583926329, 0.8583926329, 0.7750941817, 0.8297254709]
+    expected += [0.83] * 11
     assert of_all.of(three).rates == pytest.approx(expected)
-    assert own.of(three).rates == pytest.approx([0.4467939632, 0.4446763813, *expected[2:]])
-    assert own.of(two).rates == pytest.approx([0.6] * 4)
-    assert own.of(Drafts((1,), "grammar")).rates == pytest.approx([0.98] * 4)
+    assert own.of(three).rates == pytest.approx([0.4489827150, 0.4294645641, *expected[2:]])
+    assert own.of(two).rates == pytest.approx([0.7, *[0.8] * 15])
+    assert own.of(Drafts((1,), "grammar")).rates == pytest.approx([0.98] * 16)
 
 
 def test_each_sampler_starts_from_the_acceptance_stated_for_it(tiny_bundle):
@@ -170,8 +171,8 @@ def test_a_text_that_repeats_is_drafted_by_its_ngrams(tiny_bundle):
     session = reciting_session(tiny_bundle, target=every_nine, drafter=wrong)
     stream, names, tuner = auto_run(session, fixed_times({1: 1.0, 49: 4.0}), 100, draft="ngram")
     assert stream.token_ids == [every_nine(position) for position in range(2, 102)]
-    assert names[:11] == ["ar"] * 11 and names[-1] == "verify-6"
-    assert stream.stats.tau > 3 and max(tuner.rates.by_match[4].rates) > 0.8
+    assert names[:11] == ["ar"] * 11 and names[-1] == "copy-16"
+    assert stream.stats.tau > 3 and max(tuner.rates.by_confidence[5].rates) > 0.8
 
 
 EIGHT_FREE_ROWS = fixed_times({1: 1.0, 8: 1.1, 16: 2.0, 64: 8.0})

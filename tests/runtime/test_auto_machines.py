@@ -97,7 +97,7 @@ def test_little_time_is_lost_if_no_draft_is_ever_accepted(row, tile, adapter, no
 
 def text_with_drafts(right: int, tokens: int = 128) -> list[DraftsAt]:
     """Every token follows an n-gram match; of four drafts of either kind, `right` are right."""
-    return [DraftsAt(right, 2 + i % 3, 4, right) for i in range(tokens)]
+    return [DraftsAt(right, 1 + i % 3, 4, right) for i in range(tokens)]
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)

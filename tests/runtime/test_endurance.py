@@ -18,6 +18,8 @@ from process_memory import anonymous_bytes
 from reciting import assert_idle, engine_of
 
 from pass_runtime import GenerateOptions, PassError, Session, load
+from pass_runtime.backends.base import Batch
+from pass_runtime.bundle.sampling import SAMPLERS
 
 REQUESTS, REQUESTS_PER_WAVE = 2000, 25
 ALLOWED_GROWTH = {"resident": 4 << 20, "heap": 256 << 10, "objects": 1000}
@@ -51,6 +53,9 @@ def requests_for_every_tail() -> Iterator[MixedRequest]:
 
 
 def warm_up(session: Session, slots: int) -> None:
+    for window, sampler in product(session.manifest.layouts, SAMPLERS):
+        batch = Batch(window, 1, sampler)
+        session.call(lambda engine, batch=batch: engine.time_pass(batch))  # type: ignore[misc]
     for request in requests_for_every_tail():
         for stream in [session.generate(request.text, request.options()) for _ in range(slots)]:
             stream.result()

@@ -9,9 +9,8 @@ from machines import fixed_times
 
 from pass_runtime.backends.base import Capabilities, Drafts
 from pass_runtime.bundle.plan import make_plan
-from pass_runtime.bundle.window import Window, ar_window, verify_window
+from pass_runtime.bundle.window import COPY_DRAFTS, Window, ar_window, copy_window, verify_window
 from pass_runtime.decode.next_pass import Proposed, Situation
-from pass_runtime.decode.sequence import MAX_GRAM_TOKENS, MIN_GRAM_TOKENS, NgramIndex
 from pass_runtime.tuning.auto import Rates, Tuner
 
 L = 6
@@ -22,8 +21,18 @@ NOTHING = Proposed(None)
 @st.composite
 def capabilities(draw: st.DrawFn) -> Capabilities:
     lookahead = draw(st.sampled_from([None, None, 2, 4, L]))
-    least = draw(st.sampled_from([1, 1, 8, 16]))
-    return Capabilities("test", 320, (256,), (64, 1), fixed_lookahead=lookahead, least_width=least)
+    least, longest = draw(st.sampled_from([1, 1, 8, 16])), draw(st.integers(0, 2))
+    first = 1 if lookahead is None else lookahead
+    verifying = map(verify_window, range(first, (lookahead or L) + 1))
+    return Capabilities(
+        "test",
+        320,
+        (256,),
+        (64, 1),
+        fixed_lookahead=lookahead,
+        least_width=least,
+        verifying=(*verifying, *map(copy_window, COPY_DRAFTS[:longest])),
+    )
 
 
 @st.composite
@@ -37,8 +46,8 @@ def situations(draw: st.DrawFn) -> tuple[Situation, list[Proposed]]:
     windows = [ar_window(), *plan.windows, *plan.narrower().windows, verify_window(longest)]
     allowed = [window for window in windows if able.allows([window])]
     staged: Window | None = draw(st.sampled_from([None, *allowed]))
-    texts = st.lists(st.integers(0, 319), min_size=1, max_size=L).map(tuple)
-    drafts = st.one_of(st.none(), st.builds(Drafts, texts, st.just("ngram"), st.integers(2, 4)))
+    texts = st.lists(st.integers(0, 319), min_size=1, max_size=16).map(tuple)
+    drafts = st.one_of(st.none(), st.builds(Drafts, texts, st.just("ngram"), st.integers(0, 5)))
     count, advice = draw(st.integers(1, 4)), None
     rates: Rates | None = None
     if draw(st.booleans()):
@@ -85,30 +94,3 @@ def test_drafts_of_a_plan_are_always_verified(name, lookahead, room):
             assert next_pass[0] == window
         window, room = next_pass[0].next, room - 1  # no draft is accepted
     assert room == 0
-
-
-def search(tokens: list[int], count: int) -> tuple[int, tuple[int, ...]]:
-    """Return (match_length, drafts): the longest suffix that also occurs earlier, and the `count`
-    tokens that follow its newest earlier occurrence."""
-    for size in range(MAX_GRAM_TOKENS, MIN_GRAM_TOKENS - 1, -1):
-        suffix = tokens[-size:]
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if len(suffix) == size and tokens[end - size : end] == suffix:
-                text = list(tokens)
-                for i in range(count):
-                    text.append(text[end + i])
-                return size, tuple(text[len(tokens) :])
-    return 0, ()
-
-
-@settings(derandomize=True, deadline=None, max_examples=300)
-@given(
-    tokens=st.lists(st.integers(0, 3), max_size=40), cut=st.integers(0, 40), count=st.integers(0, 8)
-)
-def test_drafts_are_those_of_a_search(tokens, cut, count):
-    index = NgramIndex(tokens[:cut])
-    index.propose(3)  # a proposal changes nothing
-    index.extend(tokens[cut:])
-    match_length, drafts = search(tokens, count)
-    assert index.match_length == match_length
-    assert index.propose(count) == drafts

@@ -143,7 +143,7 @@ def test_passes_are_timed_once_the_widest_fits_into_the_cache(tiny_bundle, too_f
     assert tuner("greedy", 2, too_few) is tuner("sample", 1, too_few) is None
     assert [*first.times_by_batch] == [1]
     assert tuner("greedy", 2, 49) is first
-    assert first.times(2).timed_widths == [2, 4, 10, 14, 32, 50]
+    assert first.times(2).timed_widths == [2, 4, 10, 14, 32, 34, 50]
     sampled = tuner("sample", 2, 49)
     assert sampled is not None and sampled.times().timed_widths == first.times().timed_widths
     assert sampled.times_by_batch.keys() == {1, 2}

@@ -117,7 +117,7 @@ def test_a_bundle_has_the_next_window_and_the_tail_of_each_window(length):
     windows = {window.name: window for window in bundle_windows(length)}
     assert set(windows) == {"ar"} | {
         f"{kind}-{i}" for kind in ("draft", "verify", "fused") for i in range(1, length + 1)
-    }
+    } | {f"copy-{drafts}" for drafts in (8, 16) if drafts > length}
     assert len(bundle_windows(length)) == len(windows)
     for window in windows.values():
         assert windows[window.next.name] == window.next

@@ -57,7 +57,7 @@ def test_repetitive_text_is_drafted_from_itself(tiny_bundle, plan, draft):
     stream = run(session, [9], GenerateOptions(200, plan=plan, draft=draft))
     assert stream.token_ids == [repeating(position) for position in range(1, 201)]
     prompt, request = [*map(repeating, range(60))], GenerateOptions(70, plan=plan, draft=draft)
-    assert [len(tokens) for tokens in session.generate_ids(prompt, request)] == [7] * 10
+    assert [len(tokens) for tokens in session.generate_ids(prompt, request)] == [17, 17, 17, 17, 2]
 
 
 @pytest.mark.parametrize(

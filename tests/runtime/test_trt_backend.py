@@ -331,7 +331,7 @@ def test_engines_are_compared_with_onnx_runtime(gpu: Gpu, monkeypatch):
     monkeypatch.setattr("pass_runtime.backends.cuda.import_api", lambda: gpu.cuda)
     comparisons = compare_engines(gpu.bundle, "tensorrt")
     plans = [comparison.window for comparison in comparisons]
-    assert plans == ["ar", "draft-8", "verify-8", "fused-8"]
+    assert plans == ["ar", "draft-8", "verify-8", "fused-8", "copy-16"]
     assert all(comparison.relative < 1e-5 for comparison in comparisons)
     assert not gpu.cuda.allocations
     run = FakeContext._run

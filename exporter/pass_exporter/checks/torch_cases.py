@@ -46,7 +46,7 @@ def torch_cases(
     """Run a pass of every window of the bundle and a prefill chunk, each after a short text; of a
     large model only a few. With sliding windows, the last window also runs after a longer text."""
     rng = np.random.default_rng(seed)
-    windows = bundle_windows(lookahead_weights.lookahead)
+    windows = bundle_windows(lookahead_weights.lookahead, copy_drafts=())
     if 2 * model.num_parameters() > LARGE_MODEL_BYTES:  # two bytes for each, whatever the dtype
         windows = (windows[0], *windows[-3:])
     sliding = max((size for size in layer_windows(model.config) if size is not None), default=0)

@@ -40,8 +40,9 @@ def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[
 
 
 def engine_windows(manifest: Manifest) -> list[Window]:
-    plans = [make_plan(name, manifest.lookahead.length) for name in PLAN_NAMES]
-    return [*dict.fromkeys(window for plan in plans for window in plan.windows)]
+    lookahead = manifest.lookahead.length
+    windows = [w for name in PLAN_NAMES for w in make_plan(name, lookahead).windows]
+    return [*dict.fromkeys([*windows, *(w for w in manifest.verifying if w.drafts > lookahead)])]
 
 
 def widest_window(manifest: Manifest) -> Window:

@@ -37,7 +37,7 @@ def tail_for_tensorrt(path: Path, window: Window, least_width: int) -> bytes:
     model = ir.load(path)
     graph, (ids, next_ids) = model.graph, WINDOW_TENSORS
     for value in graph.inputs:
-        if value.name == ids:
+        if value.name == ids and window.width < least_width:
             bounds = enumerate((0, window.width, 1))  # start, end, axis
             limits = [_integers(graph, f"{ids}.{i}", [n]) for i, n in bounds]
             rows = ir.node("Slice", [None, *limits])
@@ -46,7 +46,7 @@ def tail_for_tensorrt(path: Path, window: Window, least_width: int) -> bytes:
             graph.insert_before(graph[0], rows)
             value.shape = ir.Shape(["batch", least_width])
     for index, value in enumerate(graph.outputs):
-        if value.name == next_ids:
+        if value.name == next_ids and window.next.width < least_width:
             pads = _integers(graph, f"{next_ids}.pads", [0, 0, 0, least_width - window.next.width])
             pad = ir.node("Pad", [value, pads])
             graph.append(pad)

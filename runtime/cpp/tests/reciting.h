@@ -26,7 +26,20 @@ inline Manifest reciting_manifest(std::int64_t lookahead = 4, std::int64_t capac
     manifest.rule = "match";
     manifest.trunk.inputs.push_back(
         {"past_key.0", "float32", {"batch", std::int64_t{1}, "capacity", std::int64_t{2}}});
+    for (int drafts = 1; drafts <= lookahead; ++drafts)
+        manifest.windows[verify_window(drafts).name];
+    for (const int drafts : {8, 16}) manifest.windows[copy_window(drafts).name];
     return manifest;
+}
+
+inline Capabilities reciting_capabilities(const Manifest& manifest, int slots) {
+    Capabilities result{"cpu",
+                        vocab,
+                        stepped_capacities(manifest.model.max_capacity),
+                        {64, 16, 1},
+                        batch_sizes_up_to(slots)};
+    result.verifying = verifying_windows(manifest);
+    return result;
 }
 
 // Two of three drafts match.
@@ -34,12 +47,7 @@ class RecitingBackend : public Backend {
    public:
     RecitingBackend(const Manifest& manifest, int slots,
                     std::shared_ptr<Allocator> allocator = nullptr)
-        : Backend(manifest,
-                  {"cpu",
-                   vocab,
-                   stepped_capacities(manifest.model.max_capacity),
-                   {64, 16, 1},
-                   batch_sizes_up_to(slots)},
+        : Backend(manifest, reciting_capabilities(manifest, slots),
                   std::make_unique<HostMemory>(std::move(allocator))) {}
 
     void run_trunk(const Window&, int) override {

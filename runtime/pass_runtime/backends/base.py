@@ -23,7 +23,6 @@ from pass_runtime.bundle.window import (
     MAX_LOOKAHEAD,
     Window,
     prefill_window,
-    verify_window,
 )
 from pass_runtime.errors import OfOneProcess, PassError
 
@@ -42,7 +41,8 @@ class Capabilities:
     any window. same_entries: K/V have the same bits whatever chunk or window writes them.
     least_width: narrower windows are padded. kernels: our variant, or a library's name.
     engine_positions: `noise_positions` of engines; 0 derives them. keeps_graphs: CUDA graphs
-    stay valid when the KV capacity changes.
+    stay valid when the KV capacity changes. verifying: windows for drafts of n-grams and
+    grammars, by rising numbers of drafts.
     """
 
     device: str
@@ -58,6 +58,7 @@ class Capabilities:
     keeps_graphs: bool = False
     scored_widths: tuple[int, ...] = (1,)
     chunk_capacities: Mapping[int, int] = field(default_factory=dict, hash=False)
+    verifying: tuple[Window, ...] = ()
 
     @property
     def slots(self) -> int:
@@ -100,23 +101,21 @@ class Capabilities:
         return [width for width in widths if fits(width)]
 
     def allows(self, windows: Sequence[Window]) -> bool:
-        return self.fixed_lookahead is None or self._engine_windows.issuperset(windows)
+        return self.fixed_lookahead is None or self._fixed_windows.issuperset(windows)
 
     @cached_property
-    def _engine_windows(self) -> frozenset[Window]:
-        plans = (make_plan(name, self.fixed_lookahead or 0) for name in PLAN_NAMES)
-        return frozenset(window for plan in plans for window in plan.windows)
-
-    def verify_window(self, drafts: int) -> Window:
-        return verify_window(drafts if self.fixed_lookahead is None else self.fixed_lookahead)
+    def _fixed_windows(self) -> frozenset[Window]:
+        assert self.fixed_lookahead is not None
+        plans = [make_plan(name, self.fixed_lookahead) for name in PLAN_NAMES]
+        return frozenset([*self.verifying, *(window for plan in plans for window in plan.windows)])
 
 
 class Drafts(NamedTuple):
-    """match_length: in tokens, of an n-gram."""
+    """confidence: of n-grams, as in `CopyIndex.propose`."""
 
     tokens: tuple[int, ...]
     source: Literal["grammar", "ngram"]
-    match_length: int = 0
+    confidence: int = 0
 
 
 LogprobsMode = Literal["raw", "processed"]

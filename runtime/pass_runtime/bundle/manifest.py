@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pass_runtime.bundle import noise
 from pass_runtime.bundle.sampling import Rule, Sampler
-from pass_runtime.bundle.window import MAX_LOOKAHEAD, Window, bundle_windows
+from pass_runtime.bundle.window import MAX_LOOKAHEAD, Window
 from pass_runtime.errors import PassError
 
 FILE_NAME = "pass_config.json"
@@ -327,7 +327,13 @@ class Manifest(_Strict):
 
     @property
     def layouts(self) -> Sequence[Window]:
-        return bundle_windows(self.lookahead.length)
+        return [Window(each.name, each.drafts, each.groups) for each in self.windows]
+
+    @property
+    def verifying(self) -> tuple[Window, ...]:
+        """The windows that only verify drafts, by rising numbers."""
+        windows = [window for window in self.layouts if window.drafts and not window.groups]
+        return tuple(sorted(windows, key=lambda window: window.drafts))
 
     def window(self, name: str) -> WindowInfo:
         """Raises PassError if the bundle has no such window."""

@@ -3,6 +3,7 @@
     ar          root                             emits 1
     draft-L     root, look-ahead group at root   emits 1, makes L drafts         (PaSS phase 1)
     verify-L    root, L drafts                   emits 1 + accepted              (PaSS phase 2)
+    copy-N      root, N copied drafts            emits 1 + accepted
     fused-L     root, L drafts, L+1 groups       emits 1 + accepted, makes L drafts
     fused:2,2,1 root, 2 drafts, groups of 2, 2 and 1 rows after 0, 1 and 2 drafts
 
@@ -23,6 +24,8 @@ from pass_runtime.errors import PassError
 
 MAX_LOOKAHEAD = 16
 """The largest L of a bundle, and the most drafts of a window."""
+COPY_DRAFTS = (8, MAX_LOOKAHEAD)
+"""The drafts of windows for long copies."""
 
 
 class RowKind(Enum):
@@ -111,7 +114,9 @@ class Window:
         """The window that this one's tail lays out."""
         if self.is_fused or self.width == 1:
             return self
-        return verify_window(self.groups[0]) if self.groups else draft_window(self.drafts)
+        if self.groups:
+            return verify_window(self.groups[0])
+        return ar_window() if self.name.startswith("copy-") else draft_window(self.drafts)
 
     @property
     def is_fused(self) -> bool:
@@ -143,6 +148,12 @@ def verify_window(lookahead: int) -> Window:
     return Window(f"verify-{_checked_lookahead(lookahead)}", lookahead, ())
 
 
+@cache
+def copy_window(drafts: int) -> Window:
+    """Verifies `drafts` copied drafts, and lays out `ar`."""
+    return Window(f"copy-{drafts}", drafts, ())
+
+
 def prefill_window(width: int) -> Window:
     """A prompt chunk: a chain of `width` rows."""
     return Window(f"prefill-{width}", width - 1, ())
@@ -162,7 +173,7 @@ def fused_window(groups: Sequence[int]) -> Window:
     return Window(name, drafts, tuple(groups))
 
 
-def bundle_windows(lookahead: int) -> Sequence[Window]:
+def bundle_windows(lookahead: int, copy_drafts: Sequence[int] = COPY_DRAFTS) -> Sequence[Window]:
     """The windows for which a bundle has tails."""
     windows = [ar_window()]
     for length in range(1, lookahead + 1):
@@ -171,7 +182,7 @@ def bundle_windows(lookahead: int) -> Sequence[Window]:
             verify_window(length),
             fused_window([length] * (length + 1)),
         )
-    return windows
+    return [*windows, *(copy_window(drafts) for drafts in copy_drafts if drafts > lookahead)]
 
 
 def _checked_lookahead(lookahead: int) -> int:

@@ -314,7 +314,7 @@ def contender_name(session: Session, options: GenerateOptions) -> str:
     if options.plan == "auto":
         return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
     resolved = session.resolve(options)
-    name, drafts = resolved.plan_name, max(resolved.lookahead_drafts, resolved.ngram_drafts)
+    name, drafts = resolved.plan_name, resolved.lookahead_drafts or resolved.ngram_drafts
     shape = "" if ":" in name or not drafts else f" L={drafts}"
     return name.removesuffix("+ngram") + shape + (" +ngram" if name.endswith("+ngram") else "")
 

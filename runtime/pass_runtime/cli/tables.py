@@ -168,8 +168,8 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
         )
     show_rows("plan auto: expected tokens per second", rows, ("plan",), console)
     acceptance = {"look-ahead draft i": tuner.rates.lookahead} | {
-        f"n-gram draft i, {length} tokens matched": each
-        for length, each in sorted(tuner.rates.by_match.items())
+        f"n-gram draft i, confidence {confidence}": each
+        for confidence, each in sorted(tuner.rates.by_confidence.items())
     }
     for line in (
         "~ has not run yet: its time is estimated from passes that were timed at the start",

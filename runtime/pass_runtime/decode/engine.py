@@ -474,6 +474,10 @@ class Engine:
         if (next_pass := situation.next_pass(proposed)) is None:
             return None, None
         window, drafts = next_pass
+        if tuner is not None:
+            for each, verified in zip(proposed, drafts, strict=True):
+                if each.drafts is not None and verified is None:
+                    tuner.left_out(each.drafts, each.rates)
         wants_logprobs = any(sequence.request.logprobs is not None for sequence in sequences)
         batch = Batch(
             window,
@@ -621,7 +625,8 @@ class Engine:
             return
         lookahead = self.backend.manifest.lookahead.length
         plans = [make_plan(name, lookahead) for name in PLAN_NAMES]
-        windows = dict.fromkeys(window for plan in plans for window in plan.windows)
+        windows = dict.fromkeys([w for plan in plans for w in plan.windows])
+        windows |= dict.fromkeys(w for w in capabilities.verifying if w.drafts > lookahead)
         try:
             self.resize(capacity)
             for window in windows:

@@ -1,4 +1,4 @@
-"""Chooses the next pass's window: the plan's, or one for drafts of a grammar or n-grams."""
+"""Chooses the next pass's window: the plan's, or one that verifies a grammar's or n-gram drafts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 from pass_runtime.backends.base import Capabilities, Drafts
 from pass_runtime.bundle.plan import Plan
-from pass_runtime.bundle.window import MAX_LOOKAHEAD, Window
+from pass_runtime.bundle.window import Window
 from pass_runtime.tuning.auto import Choice, Rates, Tuner
+
+DRAFTS_BY_CONFIDENCE = (0, 2, 4, 4, 8, 16)
+"""The n-gram drafts that pay where rows cost time, for plans that a request names."""
 
 
 class Proposed(NamedTuple):
@@ -28,7 +31,7 @@ NextPass = tuple[Window, list[Drafts | None]]
 @dataclass(frozen=True)
 class Situation:
     """staged: the device's window. room: tokens that fit after the longest sequence. batch:
-    slots. advice: the tuner and its choice; without it, proposed drafts come first."""
+    slots. advice: the tuner and its choice of a plan."""
 
     plan: Plan
     staged: Window | None
@@ -39,8 +42,20 @@ class Situation:
 
     def next_pass(self, proposed: Sequence[Proposed]) -> NextPass | None:
         """None if there is no room even for a plain pass."""
-        if any(each.drafts for each in proposed) and (verifying := self._verify(proposed)):
-            return verifying
+        window = self._next_of_plan()
+        if window is None:
+            return None
+        if any(each.drafts for each in proposed):
+            fitting = [each for each in self.capabilities.verifying if self._fits(each.width)]
+            verifying = self._verifying(proposed, window, fitting)
+            if verifying is not None:
+                return verifying, [_first(each.drafts, verifying.drafts) for each in proposed]
+        return window, [
+            _first(each.drafts, window.drafts) if self._prefers_proposed(each, window) else None
+            for each in proposed
+        ]
+
+    def _next_of_plan(self) -> Window | None:
         plan = self.plan
         while True:
             for window in (self.staged, plan.windows[0]):
@@ -49,52 +64,41 @@ class Situation:
                     and self._fits(plan.reach(window))
                     and self.capabilities.allows(plan.windows)
                 ):
-                    return window, [None] * len(proposed)
+                    return window
             if plan.drafts == 0:
                 return None
             plan = plan.narrower()
 
-    def _verify(self, proposed: Sequence[Proposed]) -> NextPass | None:
-        """Return a pass that verifies proposed drafts, None if none are better than the plan's
-        own. It takes the plan's next window, or one that only verifies if that has no draft
-        rows, no room or too few."""
-        is_verifying = self.staged in self.plan.windows and self.staged.drafts
-        window: Window | None = self.staged if is_verifying else self.plan.windows[0]
-        if window is None or not window.drafts or not self._fits(window.width):
-            window = None
-        longest = max(len(each.drafts.tokens) for each in proposed if each.drafts is not None)
-        longest = min(longest, self.capabilities.fixed_lookahead or MAX_LOOKAHEAD)
-        if window is None or longest > window.drafts:
-            verifying = map(self.capabilities.verify_window, range(1, longest + 1))
-            windows = [each for each in verifying if self._fits(each.width)]
-            count = self._count(proposed, window, windows)
-            if count:
-                return windows[count - 1], [_first(each.drafts, count) for each in proposed]
-        if window is None:
-            return None
-        drafts = [
-            _first(each.drafts, window.drafts) if self._prefers(each, window) else None
-            for each in proposed
-        ]
-        return (window, drafts) if any(drafts) else None
+    def _verifying(
+        self, proposed: Sequence[Proposed], next_of_plan: Window, fitting: Sequence[Window]
+    ) -> Window | None:
+        """Return the best of `fitting`, or None if the plan's next window is as good."""
+        if self.advice is not None:
+            tuner, choice = self.advice
+            drafts = [(each.drafts, each.rates) for each in proposed]
+            return tuner.verifying(choice, self.batch, drafts, next_of_plan, fitting)
+        most = max(_worth_drafting(each.drafts) for each in proposed)
+        wider = [each for each in fitting if most > next_of_plan.drafts < each.drafts]
+        return next((each for each in wider if each.drafts >= most), wider[-1] if wider else None)
 
-    def _count(
-        self, proposed: Sequence[Proposed], window: Window | None, windows: Sequence[Window]
-    ) -> int:
-        if self.advice is None:
-            return len(windows) if window is None else 0
-        tuner, choice = self.advice
-        drafts = [(each.drafts, each.rates) for each in proposed]
-        return tuner.drafts_to_verify(choice, self.batch, drafts, window, windows)
-
-    def _prefers(self, proposed: Proposed, window: Window) -> bool:
+    def _prefers_proposed(self, proposed: Proposed, window: Window) -> bool:
         drafts, lookahead, rates = proposed
-        if drafts is None or self.advice is None:
-            return drafts is not None
+        if drafts is None or not window.drafts:
+            return False
+        if self.advice is None:
+            return _worth_drafting(drafts) > 0
         return self.advice[0].prefers(drafts, rates, window.drafts, lookahead)
 
     def _fits(self, width: int) -> bool:
         return self.capabilities.padded_width(width) <= self.room
+
+
+def _worth_drafting(drafts: Drafts | None) -> int:
+    if drafts is None:
+        return 0
+    if drafts.source == "grammar":
+        return len(drafts.tokens)
+    return min(len(drafts.tokens), DRAFTS_BY_CONFIDENCE[drafts.confidence])
 
 
 def _first(drafts: Drafts | None, count: int) -> Drafts | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from pass_runtime.backends.base import Drafts, ProcessedRows
 from pass_runtime.bundle.plan import Plan
 from pass_runtime.bundle.sampling import Sampler, SamplingParams
+from pass_runtime.decode.copies import CopyIndex
 from pass_runtime.decode.processors import Processing, Processors
 from pass_runtime.decode.stats import Stats
 from pass_runtime.errors import PassError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenSource = Literal["model", "lookahead", "ngram", "grammar"]
 """The model alone (a bonus token), or what made an accepted draft."""
-MAX_GRAM_TOKENS, MIN_GRAM_TOKENS = 4, 2
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class SequenceState:
         self.sampler: Sampler = request.sampling.sampler
         if request.processing is not None:
             self.processors = Processors(request.processing, request.prompt_ids)
-        self.ngrams = NgramIndex(request.prompt_ids) if request.ngram_drafts else None
+        self.copies = CopyIndex(request.prompt_ids) if request.ngram_drafts else None
         self.stats = Stats(
             plan=request.plan_name,
             lookahead=max(request.lookahead_drafts, request.ngram_drafts),
@@ -141,9 +141,7 @@ class SequenceState:
                 forced = self.processors.forced()
                 if forced := forced[: max(request.lookahead_drafts, request.ngram_drafts)]:
                     return Drafts(forced, "grammar")
-        if self.ngrams is not None and (tokens := self.ngrams.propose(request.ngram_drafts)):
-            return Drafts(tokens, "ngram", self.ngrams.match_length)
-        return None
+        return None if self.copies is None else self.copies.propose(request.ngram_drafts)
 
     def list_size(self, drafts: int) -> int:
         """Return T for `drafts` drafts."""
@@ -184,8 +182,8 @@ class SequenceState:
                 break
         ids = [token.id for token in kept]
         self.tokens += ids
-        if self.ngrams is not None:
-            self.ngrams.extend(ids)
+        if self.copies is not None:
+            self.copies.extend(ids)
         self.stats.wrote(len(self.tokens) - len(request.prompt_ids))
         self._put(Piece("".join(token.text for token in kept), tuple(kept)))
         if end is not None:
@@ -207,35 +205,3 @@ class SequenceState:
         self.events.put(event)
         if self.on_event is not None:
             self.on_event()
-
-
-class NgramIndex:
-    """Prompt lookup: what followed the newest earlier occurrence of the last tokens.
-    match_length: 0 without a match."""
-
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._tokens: list[int] = []
-        # n-gram -> the index after its newest occurrence
-        self._following: dict[tuple[int, ...], int] = {}
-        self._match = 0  # the index after the match; 0 without
-        self.match_length = 0
-        self.extend(tokens)
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append `tokens`, and look for the last ones."""
-        for token in tokens:
-            self._tokens.append(token)
-            end = len(self._tokens)
-            self._match = self.match_length = 0
-            for size in range(min(MAX_GRAM_TOKENS, end), MIN_GRAM_TOKENS - 1, -1):
-                gram = tuple(self._tokens[-size:])
-                if not self._match and gram in self._following:
-                    self._match, self.match_length = self._following[gram], size
-                self._following[gram] = end
-
-    def propose(self, count: int) -> tuple[int, ...]:
-        """Return the `count` tokens after the match."""
-        if not self._match or count < 1:
-            return ()
-        period = len(self._tokens) - self._match
-        return tuple(self._tokens[self._match + i % period] for i in range(count))

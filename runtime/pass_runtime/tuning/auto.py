@@ -16,18 +16,26 @@ from pass_runtime.backends.base import Batch, Capabilities, Drafts
 from pass_runtime.bundle.manifest import LookaheadInfo
 from pass_runtime.bundle.plan import Plan, fused_plan, make_plan
 from pass_runtime.bundle.sampling import Sampler
-from pass_runtime.bundle.window import Window, ar_window, draft_window, fused_window, verify_window
+from pass_runtime.bundle.window import (
+    MAX_LOOKAHEAD,
+    Window,
+    ar_window,
+    draft_window,
+    fused_window,
+    verify_window,
+)
 from pass_runtime.errors import OfOneProcess
 
 Floats = npt.NDArray[np.float64]
 
 
 AVERAGED_PASSES = 200.0
-PRIOR_PASSES, NGRAM_PRIOR_PASSES = 10.0, 2.0
+PRIOR_PASSES, NGRAM_PRIOR_PASSES = 10.0, 1.0
 DEFAULT_ACCEPTANCE = 0.1
 """If the bundle states none."""
-NGRAM_PRIOR, GRAMMAR_PRIOR = 0.6, 0.98
-"""The initial rates of n-gram drafts, and of drafts that a grammar forces."""
+NGRAM_PRIORS = ((0.3, 0.8), (0.55, 0.75), (0.7, 0.8), (0.83, 0.83), (0.9, 0.9), (0.98, 0.97))
+"""By confidence, the initial rate of the first n-gram draft and of the others."""
+GRAMMAR_PRIOR = 0.98
 SAMPLED_ACCEPTANCE_RATIO = 0.6
 """Sampled over greedy acceptance, if a bundle states only the latter."""
 
@@ -71,7 +79,7 @@ class Acceptance:
 
 
 class Rates:
-    """Acceptance in one text or in all; n-grams by the length of the match."""
+    """Acceptance in one text or in all; n-grams by confidence."""
 
     def __init__(self, begin: Rates | Sequence[float]) -> None:
         """begin: the rates of all texts, or look-ahead's prior."""
@@ -79,22 +87,23 @@ class Rates:
         self.lookahead: Acceptance = Acceptance(
             begin.lookahead.rates if isinstance(begin, Rates) else begin
         )
-        self.by_match: dict[int, Acceptance] = {}
+        self.by_confidence: dict[int, Acceptance] = {}
         self.grammar: Acceptance | None = None
 
     def of(self, drafts: Drafts | None) -> Acceptance:
         if drafts is None:
             return self.lookahead
         if drafts.source == "grammar":
-            self.grammar = self.grammar or self._begin(drafts, GRAMMAR_PRIOR)
+            self.grammar = self.grammar or self._begin(drafts, GRAMMAR_PRIOR, GRAMMAR_PRIOR)
             return self.grammar
-        if drafts.match_length not in self.by_match:
-            self.by_match[drafts.match_length] = self._begin(drafts, NGRAM_PRIOR)
-        return self.by_match[drafts.match_length]
+        confidence = drafts.confidence
+        if confidence not in self.by_confidence:
+            self.by_confidence[confidence] = self._begin(drafts, *NGRAM_PRIORS[confidence])
+        return self.by_confidence[confidence]
 
-    def _begin(self, drafts: Drafts, prior: float) -> Acceptance:
+    def _begin(self, drafts: Drafts, first: float, others: float) -> Acceptance:
         if self._all is None:
-            return Acceptance([prior] * len(self.lookahead.rates))
+            return Acceptance([first, *[others] * (MAX_LOOKAHEAD - 1)])
         return Acceptance(self._all.of(drafts).rates, NGRAM_PRIOR_PASSES)
 
 
@@ -226,8 +235,9 @@ class PassTimes:
         self.slowness *= (1.0 + excess / SLOWNESS_PASSES) / ratio_change * mean
 
 
-def probe_windows(lookahead: int, batch: int = 1) -> list[Window]:
-    """Return windows to time, narrowest to widest; times in between are nearly linear."""
+def probe_windows(lookahead: int, batch: int = 1, verifying: Sequence[Window] = ()) -> list[Window]:
+    """Return windows to time; times in between are nearly linear. verifying: of
+    `Capabilities`."""
     lengths, tiles = [1, lookahead], [*TILE_GROUPS]
     if lookahead > 5:  # One window in the middle replaces the 8-row tile.
         lengths, tiles = [1, 4, lookahead], tiles[1:]
@@ -235,7 +245,14 @@ def probe_windows(lookahead: int, batch: int = 1) -> list[Window]:
     widest = [window for window in fused if window.width * batch <= MAX_TIMED_ROWS][-1:]
     tile_windows = [fused_window(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_window, (1, lookahead))
-    windows = [ar_window(), *map(verify_window, lengths), *drafts, *tile_windows, *widest]
+    windows = [
+        ar_window(),
+        *map(verify_window, lengths),
+        *verifying[-1:],
+        *drafts,
+        *tile_windows,
+        *widest,
+    ]
     max_rows = max(MAX_TIMED_ROWS, batch)
     return [window for window in dict.fromkeys(windows) if window.width * batch <= max_rows]
 
@@ -289,8 +306,6 @@ SWITCH_MARGIN = 1.03
 """Leave a plan only for one that is so many times as fast."""
 DRAFT_MARGIN = 1.06
 """Drafts take the host about 0.1 ms a pass more, and their gain depends on the text."""
-NGRAM_MARGIN = 1.10
-"""A separate pass for n-gram drafts must be so many times as fast."""
 IDLE_PASSES, PLAIN_IDLE_PASSES, TRIAL_PASSES = 2000, 128, 4
 """An idle plan runs for TRIAL_PASSES passes if it is expected to be as fast as the chosen one."""
 
@@ -421,36 +436,50 @@ class Tuner(OfOneProcess):
         expected = (rates or self.rates).of(drafts).cumulative[1 : rows + 1].sum()
         return bool(expected > self.rates.lookahead.cumulative[1 : lookahead_drafts + 1].sum())
 
-    def drafts_to_verify(
+    def verifying(
         self,
         choice: Choice,
         batch: int,
         proposed: Sequence[tuple[Drafts | None, Rates | None]],
-        next_window: Window | None,
+        next_of_plan: Window,
         windows: Sequence[Window],
-    ) -> int:
-        """Return how many drafts of each text to verify in a separate pass; 0 if the plan is
-        better. Rates of drafts that plain passes leave out drift back. next_window: the plan's
-        if it verifies drafts. windows[i] verifies i + 1 drafts."""
-        matching = [(drafts, own or self.rates) for drafts, own in proposed if drafts is not None]
-        cumulative = [rates.of(drafts).cumulative for drafts, rates in matching]
-        best_rate, count = 0.0, 0
-        for number, window in enumerate(windows, 1):
-            tokens = float(len(proposed) - len(matching))
-            for (drafts, _), each in zip(matching, cumulative, strict=True):
-                tokens += each[: min(number, len(drafts.tokens)) + 1].sum()
-            if (rate := tokens / self.pass_seconds(window, batch)) > best_rate:
-                best_rate, count = rate, number
-        plan_rate = choice.rate * len(proposed)  # a choice's rate is for one sequence
-        if next_window is not None:
-            is_better = count > next_window.drafts and best_rate >= NGRAM_MARGIN * plan_rate
-            return count if is_better else 0
-        if best_rate >= SWITCH_MARGIN * plan_rate:
-            return count
-        for drafts, rates in matching:  # They must not stay low for ever.
-            for of_text_or_all in (rates, self.rates):
-                of_text_or_all.of(drafts).forget()
-        return 0
+    ) -> Window | None:
+        """Return the window of `windows`, which make no look-ahead drafts, that writes tokens
+        faster than the chosen plan, or None. A text whose copy ends begins the plan anew, and so
+        loses one pass's accepted look-ahead drafts."""
+        found = [
+            (len(drafts.tokens), (own or self.rates).of(drafts).cumulative)
+            for drafts, own in proposed
+            if drafts is not None
+        ]
+        others, accepted_lookahead = len(proposed) - len(found), choice.tokens - 1
+
+        def rate(window: Window) -> float:
+            tokens = others * (1 - accepted_lookahead)
+            for length, cumulative in found:
+                count = min(length, window.drafts)
+                lost = (1 - cumulative[count]) * accepted_lookahead
+                tokens += cumulative[: count + 1].sum() - lost
+            return float(tokens / self.pass_seconds(window, batch))
+
+        widest = self.times(batch).timed_widths[-1]
+        windows = [each for each in windows if batch * each.width <= widest]
+        best = max(windows, key=rate, default=None)
+        own_tokens = others * choice.tokens + sum(
+            max(choice.tokens, cumulative[: next_of_plan.drafts + 1].sum())
+            for _, cumulative in found
+        )
+        own_rate = choice.rate * len(proposed)  # a choice's rate is for one sequence
+        if next_of_plan.drafts:
+            own_rate = max(own_rate, own_tokens / self.pass_seconds(next_of_plan, batch))
+        return best if best and rate(best) >= SWITCH_MARGIN * own_rate else None
+
+    def left_out(self, drafts: Drafts, rates: Rates | None) -> None:
+        """Let the rates of drafts that no pass verified drift back, else they stay low for
+        ever."""
+        for each in (rates, self.rates):
+            if each is not None:
+                each.of(drafts).forget()
 
 
 class Auto(OfOneProcess):
@@ -471,7 +500,7 @@ class Auto(OfOneProcess):
         can = self._capabilities
         windows = [
             window
-            for window in probe_windows(self._lookahead.length, size)
+            for window in probe_windows(self._lookahead.length, size, can.verifying)
             if can.padded_width(window.width) <= can.max_capacity // 2 and can.allows([window])
         ]
         return windows if len({window.width for window in windows}) > 1 else []

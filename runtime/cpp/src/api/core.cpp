@@ -89,8 +89,11 @@ PlanChoice Core::choose(const GenerateOptions& options) const {
                     " without group sizes; use --plan fused, --lookahead " +
                     std::to_string(*fixed) + " or 0");
     }
-    PlanChoice result = choose_plan(options.plan, lookahead, options.draft);
-    if (std::max(result.lookahead_drafts, result.ngram_drafts) > bundle_lookahead) {
+    const std::vector<Window>& verifying = capabilities_.verifying;
+    const int longest_copy = verifying.empty() ? bundle_lookahead : verifying.back().drafts;
+    PlanChoice result = choose_plan(options.plan, lookahead, options.draft,
+                                    options.lookahead ? lookahead : longest_copy);
+    if (result.lookahead_drafts > bundle_lookahead) {
         throw Error(options.plan + " has more drafts than the bundle's " +
                     std::to_string(bundle_lookahead) + "; use --plan fused");
     }

@@ -56,17 +56,30 @@ std::vector<Window> Capabilities::plan_windows(int lookahead) const {
             if (is_new && allows({window})) result.push_back(window);
         }
     }
+    for (const Window& window : verifying) {
+        if (window.drafts > lookahead) result.push_back(window);
+    }
     return result;
 }
 
 bool Capabilities::allows(const std::vector<Window>& windows) const {
     if (!fixed_lookahead) return true;
     const std::string length = std::to_string(*fixed_lookahead);
-    const std::vector<std::string> names{"ar", "draft-" + length, "verify-" + length,
-                                         "fused-" + length};
+    std::vector<std::string> names{"ar", "draft-" + length, "fused-" + length};
+    for (const Window& window : verifying) names.push_back(window.name);
     return std::all_of(windows.begin(), windows.end(), [&](const Window& window) {
         return std::find(names.begin(), names.end(), window.name) != names.end();
     });
+}
+
+std::vector<Window> verifying_windows(const Manifest& manifest, int fewest) {
+    std::vector<Window> windows;
+    for (int drafts = fewest; drafts <= max_lookahead; ++drafts) {
+        for (const Window& window : {verify_window(drafts), copy_window(drafts)}) {
+            if (manifest.windows.contains(window.name)) windows.push_back(window);
+        }
+    }
+    return windows;
 }
 
 std::vector<int> batch_sizes_up_to(int maximum) { return doublings(1, maximum); }

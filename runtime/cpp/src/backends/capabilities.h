@@ -33,6 +33,8 @@ struct Capabilities {
     std::int64_t engine_positions = 0;
     // Width of a wide chunk, which needs much memory -> the largest KV capacity it may run with.
     std::map<int, std::int64_t> chunk_capacities{};
+    // Windows for n-gram drafts, by rising numbers of drafts.
+    std::vector<Window> verifying{};
 
     int slots() const { return batch_sizes.back(); }
     std::int64_t max_capacity() const { return capacities.back(); }
@@ -48,14 +50,14 @@ struct Capabilities {
     // The widths of the chunks that may follow `start` tokens of a prompt, falling. present: the KV
     // capacity, which grows if a chunk needs more.
     std::vector<int> chunks(std::int64_t start, std::int64_t present) const;
-    // Of `ar`, `two-pass` and `fused` with `lookahead` drafts, those that the backend can run.
+    // Of `ar`, `two-pass` and `fused` with `lookahead` drafts, those that the backend can run, and
+    // the windows for more copied drafts.
     std::vector<Window> plan_windows(int lookahead) const;
     bool allows(const std::vector<Window>& windows) const;
-    // It may have more draft rows.
-    Window verify_window(int drafts) const {
-        return pass::verify_window(fixed_lookahead.value_or(drafts));
-    }
 };
+
+// The bundle's windows that only verify, with at least `fewest` drafts.
+std::vector<Window> verifying_windows(const Manifest& manifest, int fewest = 1);
 
 // 1, 2, 4, ... up to and including `maximum`.
 std::vector<int> batch_sizes_up_to(int maximum);

@@ -41,7 +41,8 @@ int Window::lookahead_rows() const { return std::accumulate(groups.begin(), grou
 
 Window Window::next() const {
     if (is_fused() || width() == 1) return *this;
-    return groups.empty() ? draft_window(drafts) : verify_window(groups.front());
+    if (!groups.empty()) return verify_window(groups.front());
+    return name.starts_with("copy-") ? ar_window() : draft_window(drafts);
 }
 
 Window ar_window() { return {"ar", 0, {}}; }
@@ -49,6 +50,8 @@ Window ar_window() { return {"ar", 0, {}}; }
 Window draft_window(int lookahead) { return {numbered("draft", lookahead), 0, {lookahead}}; }
 
 Window verify_window(int lookahead) { return {numbered("verify", lookahead), lookahead, {}}; }
+
+Window copy_window(int drafts) { return {numbered("copy", drafts), drafts, {}}; }
 
 Window prefill_window(int width) { return {"prefill-" + std::to_string(width), width - 1, {}}; }
 

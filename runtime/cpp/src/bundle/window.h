@@ -35,6 +35,8 @@ struct Window {
 Window ar_window();
 Window draft_window(int lookahead);
 Window verify_window(int lookahead);
+// Verifies copied drafts, and lays out `ar`.
+Window copy_window(int drafts);
 // A prompt chunk: a root and a chain of drafts.
 Window prefill_window(int width);
 // Throws Error if no window has these group sizes.

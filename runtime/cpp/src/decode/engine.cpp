@@ -1,6 +1,7 @@
 #include "decode/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 
 #include "errors.h"
@@ -21,12 +22,16 @@ Drafts first_of(const Drafts& drafts, int count) {
 
 DraftState draft_state_of(const Slot& slot) {
     SequenceState& sequence = *slot.sequence;
-    DraftState result{slot.num_drafts, {}, 0, sequence.rates ? &*sequence.rates : nullptr};
-    if (sequence.ngram_index) {
-        result.ngram = sequence.ngram_index->propose(sequence.request.ngram_drafts);
-        result.match_length = sequence.ngram_index->match_length();
-    }
+    DraftState result{slot.num_drafts, {}, sequence.rates ? &*sequence.rates : nullptr};
+    if (sequence.copies) result.ngram = sequence.copies->propose(sequence.request.ngram_drafts);
     return result;
+}
+
+// How many n-gram drafts pay where rows cost time, for plans that a request names.
+int worth_drafting(const CopiedDrafts& drafts) {
+    constexpr std::array<int, 6> by_confidence{0, 2, 4, 4, 8, 16};
+    const auto confidence = static_cast<std::size_t>(drafts.confidence);
+    return std::min(static_cast<int>(drafts.tokens.size()), by_confidence.at(confidence));
 }
 
 // Of emitted token `index` of `slot`, and of the `top` likeliest tokens there.
@@ -43,11 +48,11 @@ TokenLogprobs logprobs_of(const Logprobs& logprobs, int slot, std::size_t index,
 }  // namespace
 
 PlanChoice choose_plan(const std::string& name, int lookahead,
-                       const std::optional<std::string>& draft) {
+                       const std::optional<std::string>& draft, int longest_copy) {
     if (name == "auto" && lookahead > 0) {
         const std::string source = draft.value_or("both");
         return {"auto", std::nullopt, source == "ngram" ? 0 : lookahead,
-                source == "lookahead" ? 0 : lookahead};
+                source == "lookahead" ? 0 : longest_copy};
     }
     const Plan plan = make_plan(name == "auto" ? "ar" : name, lookahead);
     const int drafts = plan.drafts();
@@ -56,8 +61,8 @@ PlanChoice choose_plan(const std::string& name, int lookahead,
         throw Error("the plan ar takes no drafts, so --draft " + *draft +
                     " needs another one: two-pass, fused or auto");
     }
-    if (*draft == "ngram") return {"ngram", make_plan("ar", 0), 0, drafts};
-    return {plan.name + "+ngram", plan, drafts, drafts};
+    if (*draft == "ngram") return {"ngram", make_plan("ar", 0), 0, longest_copy};
+    return {plan.name + "+ngram", plan, drafts, longest_copy};
 }
 
 PromptChunk next_chunk(const Capabilities& capabilities, std::int64_t cached,
@@ -259,62 +264,64 @@ Tuner* Engine::timed_tuner(Sampler sampler, int batch) {
     });
 }
 
+// The plan's next window, or one that only verifies n-gram drafts, and the drafts.
+bool Engine::choose_window(Batch& batch) {
+    const std::optional<Window> planned = next_of_plan(batch);
+    if (!planned) return false;
+    const std::optional<Window> chosen = verifying(batch, *planned);
+    batch.window = chosen.value_or(*planned);
+    for (std::size_t i = 0; i < batch.states.size(); ++i) {
+        const DraftState& state = batch.states[i];
+        if (state.ngram.tokens.empty()) continue;
+        const bool is_wanted =
+            chosen ||
+            (planned->drafts > 0 && (batch.choice ? batch.tuner->prefers_ngrams(state, *planned)
+                                                  : worth_drafting(state.ngram) > 0));
+        if (is_wanted) {
+            batch.drafts[batch.slots[i]->number] =
+                first_of(state.ngram.tokens, batch.window.drafts);
+        } else if (batch.tuner != nullptr) {
+            batch.tuner->left_out(state);
+        }
+    }
+    return true;
+}
+
 // The staged window, or the plan's first; of a narrower plan if the passes up to the plan's last
 // window do not fit the cache, or the backend cannot run them.
-bool Engine::choose_window(Batch& batch) {
-    if (choose_ngrams(batch)) return true;
+std::optional<Window> Engine::next_of_plan(const Batch& batch) {
     for (Plan plan = batch.plan;; plan = plan.narrower()) {
         const Window* first = &plan.windows.front();
         for (const Window* window : {staged_of(batch, plan), first}) {
             if (window == nullptr || !fits(plan.reach(*window)) ||
                 !backend_.capabilities().allows(plan.windows))
                 continue;
-            batch.window = *window;
-            return true;
+            return *window;
         }
-        if (plan.drafts() == 0) return false;
+        if (plan.drafts() == 0) return std::nullopt;
     }
 }
 
-// A window that verifies n-gram drafts: the plan's, or one without look-ahead rows if the plan has
-// none or too few draft rows. Returns false if no n-grams are wanted.
-bool Engine::choose_ngrams(Batch& batch) {
-    int most = 0;
-    for (const DraftState& state : batch.states)
-        most = std::max(most, static_cast<int>(state.ngram.size()));
-    most = std::min(most, backend_.capabilities().fixed_lookahead.value_or(max_lookahead));
-    if (most == 0) return false;
-    const Window* planned = staged_of(batch, batch.plan);
-    if (planned == nullptr || planned->drafts == 0) planned = &batch.plan.windows.front();
-    if (planned->drafts == 0 || !fits(planned->width())) planned = nullptr;
-    // Put the drafts of `wanted` sequences into `window`.
-    const auto take = [&](const Window& window, int count, const auto& wanted) {
-        for (std::size_t i = 0; i < batch.states.size(); ++i) {
-            const DraftState& state = batch.states[i];
-            if (!state.ngram.empty() && wanted(state))
-                batch.drafts[batch.slots[i]->number] = first_of(state.ngram, count);
-        }
-        batch.window = window;
-        return !batch.drafts.empty();
-    };
-    if (planned == nullptr || most > planned->drafts) {
-        std::vector<Window> windows;
-        for (int count = 1; count <= most; ++count) {
-            Window window = backend_.capabilities().verify_window(count);
-            if (fits(window.width())) windows.push_back(std::move(window));
-        }
-        int count = planned == nullptr ? static_cast<int>(windows.size()) : 0;
-        if (batch.choice) {
-            count =
-                batch.tuner->ngram_count(*batch.choice, batch.size, batch.states, planned, windows);
-        }
-        if (count > 0)
-            return take(windows[static_cast<std::size_t>(count - 1)], count,
-                        [](const DraftState&) { return true; });
+// None if the plan's next window is as good.
+std::optional<Window> Engine::verifying(const Batch& batch, const Window& next_of_plan) {
+    const auto has_ngrams = [](const DraftState& state) { return !state.ngram.tokens.empty(); };
+    if (std::none_of(batch.states.begin(), batch.states.end(), has_ngrams)) return std::nullopt;
+    std::vector<Window> windows = backend_.capabilities().verifying;
+    std::erase_if(windows, [&](const Window& window) { return !fits(window.width()); });
+    if (batch.choice) {
+        const Window* best =
+            batch.tuner->verifying(*batch.choice, batch.size, batch.states, next_of_plan, windows);
+        return best == nullptr ? std::nullopt : std::optional(*best);
     }
-    return planned != nullptr && take(*planned, planned->drafts, [&](const DraftState& state) {
-               return !batch.choice || batch.tuner->prefers_ngrams(state, *planned);
-           });
+    int most = 0;
+    for (const DraftState& state : batch.states) most = std::max(most, worth_drafting(state.ngram));
+    std::optional<Window> widest;
+    for (const Window& window : windows) {
+        if (most <= next_of_plan.drafts || window.drafts <= next_of_plan.drafts) continue;
+        widest = window;
+        if (window.drafts >= most) break;
+    }
+    return widest;
 }
 
 const Window* Engine::staged_of(const Batch& batch, const Plan& plan) const {
@@ -373,7 +380,7 @@ Engine::PassResult Engine::run(const Batch& batch) {
         verified.accepted = static_cast<int>(ids.size()) - 1;
         if (slot->sequence->rates) verified.rates = &*slot->sequence->rates;
         if (batch.drafts.contains(slot->number))
-            verified.match_length = batch.states[number].match_length;
+            verified.confidence = batch.states[number].ngram.confidence;
     }
     std::optional<Window> next = batch.window.next();
     for (std::size_t i = 0; i < batch.slots.size(); ++i) {

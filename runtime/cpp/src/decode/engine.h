@@ -25,7 +25,7 @@ namespace pass {
 
 // name: one of `make_plan`, or "auto". Throws Error if `draft` adds n-gram drafts to `ar`.
 PlanChoice choose_plan(const std::string& name, int lookahead,
-                       const std::optional<std::string>& draft);
+                       const std::optional<std::string>& draft, int longest_copy = max_lookahead);
 
 struct PromptChunk {
     std::int64_t tokens = 0;
@@ -93,7 +93,8 @@ class Engine {
     Tuner* tuner_for(const Batch& batch);
     // Set window and drafts. Returns false if not even a plain pass fits.
     bool choose_window(Batch& batch);
-    bool choose_ngrams(Batch& batch);
+    std::optional<Window> next_of_plan(const Batch& batch);
+    std::optional<Window> verifying(const Batch& batch, const Window& next_of_plan);
     // The staged window if it is one of the plan's, or null.
     const Window* staged_of(const Batch& batch, const Plan& plan) const;
     bool fits(int width);

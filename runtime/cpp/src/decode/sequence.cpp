@@ -27,7 +27,7 @@ SequenceState::SequenceState(ResolvedRequest resolved, std::unique_ptr<TextReade
       tokens(request.prompt_ids),
       signals(std::move(shared)),
       reader_(std::move(reader)) {
-    if (request.ngram_drafts > 0) ngram_index.emplace().extend(request.prompt_ids);
+    if (request.ngram_drafts > 0) copies.emplace().extend(request.prompt_ids);
     if (request.processing) processors.emplace(*request.processing, request.prompt_ids);
     stats.plan = request.plan_name;
     stats.lookahead = std::max(request.lookahead_drafts, request.ngram_drafts);
@@ -55,7 +55,7 @@ void SequenceState::write(std::vector<Token> pass_tokens) {
         if (end) break;
     }
     tokens.insert(tokens.end(), ids.begin(), ids.end());
-    if (ngram_index) ngram_index->extend(ids);
+    if (copies) copies->extend(ids);
     stats.generated_tokens = written();
     if (decoding_since) stats.decode_seconds = now() - *decoding_since;
     publish(std::move(event));

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bundle/window.h"
-#include "decode/ngram.h"
+#include "decode/copies.h"
 #include "decode/processors.h"
 #include "pass/event.hpp"
 #include "pass/options.hpp"
@@ -92,7 +92,7 @@ class SequenceState {
     std::atomic<bool> cancelled = false;
     bool finished = false;
     Stats stats;
-    std::optional<NgramIndex> ngram_index;
+    std::optional<CopyIndex> copies;
     std::optional<double> decoding_since;  // when its first pass began (`now`)
     double engine_seconds_before = 0.0;    // of the session, when its first pass began
     std::optional<Rates> rates;            // none until `auto` needs them

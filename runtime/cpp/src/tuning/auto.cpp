@@ -67,15 +67,15 @@ constexpr double decision_time_share = 0.005;          // the most of the decodi
 constexpr std::int64_t idle_passes = 2000, plain_idle_passes = 128, trial_passes = 4;
 // Drafts must gain this much over plain decoding: their passes take the host about 0.1 ms more.
 constexpr double draft_margin = 1.06;
-// A separate pass for n-gram drafts must be so much faster than a plan that can verify some.
-constexpr double ngram_margin = 1.10;
 constexpr double default_acceptance = 0.1;  // of look-ahead drafts, if the bundle states none
 // Of sampled drafts relative to greedy ones, if a bundle states only the latter.
 constexpr double sampled_acceptance_ratio = 0.6;
-constexpr double ngram_prior = 0.6;  // the initial acceptance of n-gram drafts
+// By confidence, the initial rate of the first n-gram draft and of the others.
+constexpr std::array<std::pair<double, double>, 6> ngram_priors{
+    {{0.3, 0.8}, {0.55, 0.75}, {0.7, 0.8}, {0.83, 0.83}, {0.9, 0.9}, {0.98, 0.97}}};
 // What the rates of all sequences weigh in a new one: little, because n-gram drafts that fail in
 // one text must be given up soon.
-constexpr double ngram_prior_passes = 2.0;
+constexpr double ngram_prior_passes = 1.0;
 
 using Matrix = std::vector<std::vector<double>>;
 
@@ -186,15 +186,17 @@ std::vector<double> Acceptance::cumulative() const {
     return result;
 }
 
-Acceptance& Rates::of(std::optional<int> match_length) {
-    if (!match_length) return lookahead_;
-    const auto found = by_match_.find(*match_length);
-    if (found != by_match_.end()) return found->second;
-    const std::vector<double> prior(lookahead_.rates().size(), ngram_prior);
-    return by_match_
-        .emplace(*match_length,
-                 all_ == nullptr ? Acceptance(prior)
-                                 : Acceptance(all_->of(match_length).rates(), ngram_prior_passes))
+Acceptance& Rates::of(std::optional<int> confidence) {
+    if (!confidence) return lookahead_;
+    const auto found = by_confidence_.find(*confidence);
+    if (found != by_confidence_.end()) return found->second;
+    const auto [first, others] = ngram_priors.at(static_cast<std::size_t>(*confidence));
+    std::vector<double> prior(max_lookahead, others);
+    prior.front() = first;
+    return by_confidence_
+        .emplace(*confidence, all_ == nullptr
+                                  ? Acceptance(prior)
+                                  : Acceptance(all_->of(confidence).rates(), ngram_prior_passes))
         .first->second;
 }
 
@@ -260,7 +262,7 @@ void PassTimes::record(const PassShape& shape, double seconds) {
     slowness_ *= (1 + deviation / slowness_passes) / change * mean;
 }
 
-std::vector<Window> probe_windows(int lookahead, int batch) {
+std::vector<Window> probe_windows(int lookahead, int batch, const std::vector<Window>& verifying) {
     std::vector<Window> result;
     const auto add = [&](const Window& window) {
         const bool may_be_timed = window.width() * batch <= max_timed_rows || window.width() == 1;
@@ -271,6 +273,7 @@ std::vector<Window> probe_windows(int lookahead, int batch) {
     // With many widths, one more length replaces the fused window with 8 rows.
     for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
         add(verify_window(length));
+    if (!verifying.empty()) add(verifying.back());
     for (const int length : {1, lookahead}) add(draft_window(length));
     for (const std::vector<int>& groups : tile_groups) {
         const bool skipped = lookahead > 5 && groups != tile_groups.back();
@@ -351,11 +354,11 @@ void Tuner::observe(const Window& window, int batch, double seconds,
     last_ran_[{window.name, batch}] = passes_;
     by_batch_.at(timed_batch(batch)).record(shape_of(window, batch), seconds);
     bool any_drafted = false;
-    for (const auto& [drafted, accepted, match_length, own] : verified) {
+    for (const auto& [drafted, accepted, confidence, own] : verified) {
         if (drafted == 0) continue;
         any_drafted = true;
-        if (own != nullptr) own->of(match_length).record(drafted, accepted);
-        rates_.of(match_length).record(drafted, accepted);
+        if (own != nullptr) own->of(confidence).record(drafted, accepted);
+        rates_.of(confidence).record(drafted, accepted);
     }
     if (!window.groups.empty() || any_drafted || verified.empty()) return;
     // After many plain passes, the rates of look-ahead drafts are out of date.
@@ -431,39 +434,53 @@ void Tuner::decide(int lookahead, int batch, const std::vector<DraftState>& stat
 }
 
 bool Tuner::prefers_ngrams(const DraftState& state, const Window& window) {
-    return expected_accepted(state.rates->of(state.match_length), window.drafts) >
+    return expected_accepted(state.rates->of(state.ngram.confidence), window.drafts) >
            expected_accepted(rates_.of(), state.num_drafts);
 }
 
-int Tuner::ngram_count(const Choice& choice, int batch, const std::vector<DraftState>& states,
-                       const Window* planned, const std::vector<Window>& windows) {
-    double fastest = 0;
-    int count = 0;
-    for (std::size_t i = 0; i < windows.size(); ++i) {
-        const int drafts = static_cast<int>(i) + 1;
+const Window* Tuner::verifying(const Choice& choice, int batch,
+                               const std::vector<DraftState>& states, const Window& next_of_plan,
+                               const std::vector<Window>& windows) {
+    const double accepted_lookahead = choice.tokens - 1;
+    const Window* best = nullptr;
+    double best_rate = 0, own_tokens = 0;
+    const int widest = by_batch_.at(timed_batch(batch)).max_rows();
+    for (const Window& window : windows) {
+        if (batch * window.width() > widest) continue;
         double tokens = 0;
         for (const DraftState& state : states) {
-            const int verified = std::min(drafts, static_cast<int>(state.ngram.size()));
+            const int count = std::min(window.drafts, static_cast<int>(state.ngram.tokens.size()));
+            double all_accepted = 0;
             tokens += 1;  // the bonus token
-            if (verified > 0)
-                tokens += expected_accepted(state.rates->of(state.match_length), verified);
+            if (count > 0) {
+                const Acceptance& acceptance = state.rates->of(state.ngram.confidence);
+                tokens += expected_accepted(acceptance, count);
+                all_accepted = acceptance.cumulative()[static_cast<std::size_t>(count)];
+            }
+            tokens -= (1 - all_accepted) * accepted_lookahead;
         }
-        const double rate = tokens / seconds(windows[i], batch);
-        if (count > 0 && rate <= fastest) continue;
-        fastest = rate;
-        count = drafts;
+        const double rate = tokens / seconds(window, batch);
+        if (best != nullptr && rate <= best_rate) continue;
+        best = &window;
+        best_rate = rate;
     }
-    const double plan_rate = choice.rate() * static_cast<double>(states.size());
-    if (planned != nullptr)
-        return count > planned->drafts && fastest >= ngram_margin * plan_rate ? count : 0;
-    if (fastest >= switch_margin * plan_rate) return count;
-    // The rates drift back to the initial ones, so that n-gram drafts are tried again.
     for (const DraftState& state : states) {
-        if (state.ngram.empty()) continue;
-        state.rates->of(state.match_length).forget();
-        rates_.of(state.match_length).forget();
+        double tokens = choice.tokens;
+        if (!state.ngram.tokens.empty()) {
+            const Acceptance& acceptance = state.rates->of(state.ngram.confidence);
+            tokens = std::max(tokens, 1 + expected_accepted(acceptance, next_of_plan.drafts));
+        }
+        own_tokens += tokens;
     }
-    return 0;
+    double own_rate = choice.rate() * static_cast<double>(states.size());
+    if (next_of_plan.drafts > 0)
+        own_rate = std::max(own_rate, own_tokens / seconds(next_of_plan, batch));
+    return best != nullptr && best_rate >= switch_margin * own_rate ? best : nullptr;
+}
+
+void Tuner::left_out(const DraftState& state) {
+    state.rates->of(state.ngram.confidence).forget();
+    rates_.of(state.ngram.confidence).forget();
 }
 
 Auto::Auto(const LookaheadInfo& lookahead, Capabilities capabilities)
@@ -472,7 +489,8 @@ Auto::Auto(const LookaheadInfo& lookahead, Capabilities capabilities)
     batches.insert(1);
     for (const int batch : batches) {
         std::vector<Window>& windows = windows_[batch];
-        windows = probe_windows(static_cast<int>(lookahead_.length), batch);
+        windows =
+            probe_windows(static_cast<int>(lookahead_.length), batch, capabilities_.verifying);
         // Windows take at most half the capacity, so that texts have the other half.
         std::erase_if(windows, [&](const Window& window) {
             return !capabilities_.allows({window}) ||

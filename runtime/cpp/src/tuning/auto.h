@@ -14,6 +14,7 @@
 #include "backends/capabilities.h"
 #include "bundle/manifest.h"
 #include "bundle/window.h"
+#include "decode/copies.h"
 #include "pass/options.hpp"
 
 namespace pass {
@@ -41,37 +42,36 @@ class Acceptance {
     std::vector<double> prior_, hits_, trials_;
 };
 
-// In one sequence, or in all; of n-gram drafts by the length of the match.
+// In one sequence, or in all; of n-gram drafts by confidence.
 class Rates {
    public:
     explicit Rates(Acceptance lookahead) : lookahead_(std::move(lookahead)) {}
     // Begins with the rates of all sequences, `all`.
     explicit Rates(Rates& all) : all_(&all), lookahead_(all.lookahead_.rates()) {}
 
-    // match_length: none for look-ahead drafts.
-    Acceptance& of(std::optional<int> match_length = {});
+    // confidence: of `CopiedDrafts`; none for look-ahead drafts.
+    Acceptance& of(std::optional<int> confidence = {});
 
    private:
     Rates* all_ = nullptr;
     Acceptance lookahead_;
-    std::map<int, Acceptance> by_match_;
+    std::map<int, Acceptance> by_confidence_;
 };
 
 using Drafts = std::vector<std::int64_t>;
 
-// One sequence before a pass. num_drafts: in its window. ngram: drafts that could replace them,
-// found by a match of `match_length` tokens. rates: null if `auto` does not need them.
+// One sequence before a pass. num_drafts: in its window. ngram: drafts that could replace them.
+// rates: null if `auto` does not need them.
 struct DraftState {
     int num_drafts = 0;
-    Drafts ngram;
-    int match_length = 0;
+    CopiedDrafts ngram;
     Rates* rates = nullptr;
 };
 
-// What a pass did with the drafts of one sequence. match_length: none for look-ahead drafts.
+// What a pass did with the drafts of one sequence. confidence: none for look-ahead drafts.
 struct Verified {
     int drafted = 0, accepted = 0;
-    std::optional<int> match_length;
+    std::optional<int> confidence;
     Rates* rates = nullptr;
 };
 
@@ -125,7 +125,8 @@ class PassTimes {
 };
 
 // The windows to time: pass times are nearly linear in between.
-std::vector<Window> probe_windows(int lookahead, int batch = 1);
+std::vector<Window> probe_windows(int lookahead, int batch = 1,
+                                  const std::vector<Window>& verifying = {});
 
 // `ar`, and the plans of at most `lookahead` drafts that `auto` chooses from. capabilities: none
 // allows every plan.
@@ -170,11 +171,13 @@ class Tuner {
 
     // To those in its window.
     bool prefers_ngrams(const DraftState& state, const Window& window);
-    // How many n-gram drafts to verify in a pass that only verifies; 0: the plan that `choose`
-    // returned is better. windows[i] verifies i + 1. planned: the plan's next window if it can
-    // verify n-gram drafts.
-    int ngram_count(const Choice& choice, int batch, const std::vector<DraftState>& states,
-                    const Window* planned, const std::vector<Window>& windows);
+    // Of `windows`, which make no look-ahead drafts, the one that writes tokens faster than the
+    // chosen plan; else null. A text whose copy ends begins the plan anew, and so loses one pass's
+    // accepted look-ahead drafts.
+    const Window* verifying(const Choice& choice, int batch, const std::vector<DraftState>& states,
+                            const Window& next_of_plan, const std::vector<Window>& windows);
+    // Lets the rates of drafts that no pass verified drift back, else they stay low for ever.
+    void left_out(const DraftState& state);
 
    private:
     // `trial` is tried until `passes_` reaches `trial_end`.

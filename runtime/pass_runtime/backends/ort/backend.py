@@ -197,6 +197,7 @@ class OrtBackend(Backend):
             chunk_capacities=wide,
             same_entries=isinstance(kernels, Kernels),
             kernels=kernels.name if isinstance(kernels, Kernels) else "onnxruntime",
+            verifying=manifest.verifying,
         )
         files = OpenFiles.of_graphs(bundle, manifest)
         memory = memory or open_memory(self._device)

@@ -229,6 +229,7 @@ def _capabilities(
         keeps_graphs=True,
         # windows that give all rows logits
         scored_widths=(engines.lookahead + 1, 1),
+        verifying=tuple(w for w in manifest.verifying if w.drafts >= engines.lookahead),
     )
 
 

@@ -35,6 +35,7 @@ Capabilities capabilities_of(const Manifest& manifest, const LoadOptions& option
     result.prefill_widths = {256, 64, 16, 1};
     result.batch_sizes = batch_sizes_up_to(options.max_batch_size);
     result.same_entries = !engine.kernels.name.empty();
+    result.verifying = verifying_windows(manifest);
     if (on_cpu) return result;
     result.chunk_capacities = wide_chunks(manifest.model, result.capacities);
     for (const auto& [width, largest_capacity] : result.chunk_capacities)  // widths rise in the map

@@ -60,6 +60,7 @@ Capabilities capabilities_of(const Manifest& manifest, const EngineSet& engines,
     result.least_width = least_width(engines);
     result.engine_positions = listed_positions(built_for);
     result.keeps_graphs = true;
+    result.verifying = verifying_windows(manifest, *result.fixed_lookahead);
     return result;
 }
 
