@@ -179,7 +179,7 @@ def test_plans_are_measured_with_each_source_of_drafts(tiny_bundle):
     sources = ("--draft", "lookahead", "--draft", "ngram", "--draft", "both")
     report = report_of(tiny_bundle, flags, *QUICK, *sources)
     names = "ar|fused L=4|ngram L=4|fused L=4 +ngram|fused:2,1,0|fused:2,1,0 +ngram"
-    names += "|auto (lookahead)|auto (ngram)|auto"
+    names += "|auto L=4 (lookahead)|auto L=4 (ngram)|auto L=4"
     assert [plan["plan"] for plan in report["plans"]] == names.split("|")
 
 

@@ -77,8 +77,8 @@ def test_an_interrupted_build_continues_with_the_next_engine(bundle: Path):
         build_engines(bundle, CONFIG, Interrupted("trunk", 1))
     assert (bundle / FILE_NAME).read_bytes() == before
     report = build_engines(bundle, CONFIG, SilentProgress())
-    # The engines of all tails are kept: of three samplers for each of six windows, log-probabilities
-    # and logits processors.
+    # The engines of all tails are kept: of three samplers for six windows, log-probabilities and
+    # logits processors.
     assert report.resumed == len(report.engines.engines) - 1 == 20
     assert [path.name for path in (bundle / "engines").iterdir()] == [report.engines.directory]
     assert {path.name for path in report.engines.path(bundle).iterdir()} == {

@@ -4,7 +4,7 @@ decoding."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pass_exporter.checks.perplexity import Quality, TextScores, measure_quality
@@ -66,17 +66,19 @@ def check_decoding(bundle: Path, scores: TextScores | None, max_ratio: float) ->
 
 
 def _compare_plans(session: Session, tokens: int) -> tuple[int, Difference | None]:
-    prompt = session.encode(PROMPT)[: session.capacity // 2]
+    # It repeats itself, so that drafts are copied.
+    prompt = (session.encode(PROMPT) * 2)[: session.capacity // 2]
     count = min(tokens, session.capacity - len(prompt))
     agreed, near_tie, plain = count, None, list[int]()
-    for plan in PLAN_NAMES:
-        options = GenerateOptions(count, plan=plan, ignore_eos=True)
+    requests = [GenerateOptions(count, plan=plan, ignore_eos=True) for plan in PLAN_NAMES]
+    for options in (*requests, replace(requests[-1], draft="both")):
         written = run_tokens(session, prompt, options).token_ids
         plain = plain or written  # The first of PLAN_NAMES is "ar".
         difference = first_difference(session, prompt, options, plain, written)
         if difference is not None and not difference.is_near_tie:
             raise PassError(
-                f"{plan} decoding differs from plain decoding at {difference}; please report it"
+                f"{options.plan} decoding differs from plain decoding at {difference}; please "
+                "report it"
             )
         if difference is not None and difference.index < agreed:
             agreed, near_tie = difference.index, difference

@@ -43,7 +43,7 @@ class Case:
 def torch_cases(
     model: PreTrainedModel, lookahead_weights: LookaheadWeights, seed: int = 0
 ) -> list[Case]:
-    """Run a pass of every window of the bundle and a prefill chunk, each after a short text; of a
+    """Run a pass of every window of plans and a prefill chunk, each after a short text; of a
     large model only a few. With sliding windows, the last window also runs after a longer text."""
     rng = np.random.default_rng(seed)
     windows = bundle_windows(lookahead_weights.lookahead, copy_drafts=())

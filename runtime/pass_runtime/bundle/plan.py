@@ -15,7 +15,7 @@ from pass_runtime.bundle.window import (
 from pass_runtime.errors import PassError
 
 PLAN_NAMES = ("ar", "two-pass", "fused")
-"""One look-ahead for all groups."""
+"""Plans of any number of drafts; `fused:` lists its group sizes instead."""
 
 
 @dataclass(frozen=True)

@@ -289,13 +289,14 @@ def _compare(
 
 
 def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
-    lookaheads = request.lookahead or (session.manifest.lookahead.length,)
     contenders: dict[str, Contender] = {}
     sampling = request.sampling.resolved()  # one seed, so that all plans write the same text
     combinations: list[Mapping[str, Any]] = [
         {"plan": plan, "draft": None if plan == "ar" else draft, "lookahead": lookahead}
         for plan, draft, lookahead in itertools.product(
-            request.plans or (*PLAN_NAMES, "auto"), request.drafts or (None,), lookaheads
+            request.plans or (*PLAN_NAMES, "auto"),
+            request.drafts or (None,),
+            request.lookahead or (None,),
         )
     ]
     if not (request.plans or request.drafts or request.lookahead):
@@ -312,7 +313,8 @@ def _contenders(session: Session, request: BenchOptions) -> list[Contender]:
 def contender_name(session: Session, options: GenerateOptions) -> str:
     """Return the name of a plan with its drafts, such as `two-pass L=4` or `fused:4,2,1 +ngram`."""
     if options.plan == "auto":
-        return "auto" if options.draft in (None, "both") else f"auto ({options.draft})"
+        most = "" if options.lookahead is None else f" L={options.lookahead}"
+        return f"auto{most}" + ("" if options.draft in (None, "both") else f" ({options.draft})")
     resolved = session.resolve(options)
     name, drafts = resolved.plan_name, resolved.lookahead_drafts or resolved.ngram_drafts
     shape = "" if ":" in name or not drafts else f" L={drafts}"

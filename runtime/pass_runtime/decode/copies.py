@@ -22,9 +22,9 @@ class CopyIndex:
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._tokens: list[int] = []
         self._newest: dict[tuple[int, int], int] = {}  # a pair -> the index after it
-        # by the index after a pair, less 1: the index after the pair's occurrence before; 0: none
+        # by a pair's last index: the index after the pair's occurrence before, or 0
         self._previous: list[int] = []
-        self._source = 0  # The last drafts came from here.
+        self._source = 0  # the index of the token that continues the copy in use, or 0
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -39,8 +39,8 @@ class CopyIndex:
 
     def propose(self, count: int) -> Drafts | None:
         """Return what followed the longest of the matches that agree on the next token. Matches
-        vote for it with their length squared. confidence: 0 if they disagree, else 1 to
-        MAX_CONFIDENCE by the match's length and whether several agree."""
+        vote for it with their length squared. confidence: 0 below 60 % of the votes, else 1 to
+        MAX_CONFIDENCE by the match's length; one more if there are several and all agree."""
         matches, votes = self._matches(), dict[int, int]()
         if not matches or count < 1:
             return None

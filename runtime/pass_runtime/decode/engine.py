@@ -477,7 +477,7 @@ class Engine:
         if tuner is not None:
             for each, verified in zip(proposed, drafts, strict=True):
                 if each.drafts is not None and verified is None:
-                    tuner.left_out(each.drafts, each.rates)
+                    tuner.forget_unverified(each.drafts, each.rates)
         wants_logprobs = any(sequence.request.logprobs is not None for sequence in sequences)
         batch = Batch(
             window,

@@ -16,11 +16,11 @@ DRAFTS_BY_CONFIDENCE = (0, 2, 4, 4, 8, 16)
 
 
 class Proposed(NamedTuple):
-    """drafts: of a grammar or n-grams. lookahead: the window's own drafts. rates: acceptance in
-    its text."""
+    """drafts: of a grammar or n-grams. staged: how many drafts the window on the device has.
+    rates: acceptance in its text."""
 
     drafts: Drafts | None
-    lookahead: int = 0
+    staged: int = 0
     rates: Rates | None = None
 
 
@@ -78,16 +78,18 @@ class Situation:
             drafts = [(each.drafts, each.rates) for each in proposed]
             return tuner.verifying(choice, self.batch, drafts, next_of_plan, fitting)
         most = max(_worth_drafting(each.drafts) for each in proposed)
-        wider = [each for each in fitting if most > next_of_plan.drafts < each.drafts]
-        return next((each for each in wider if each.drafts >= most), wider[-1] if wider else None)
+        wider = [each for each in fitting if each.drafts > next_of_plan.drafts]
+        if most <= next_of_plan.drafts or not wider:
+            return None
+        return next((each for each in wider if each.drafts >= most), wider[-1])
 
     def _prefers_proposed(self, proposed: Proposed, window: Window) -> bool:
-        drafts, lookahead, rates = proposed
+        drafts, staged, rates = proposed
         if drafts is None or not window.drafts:
             return False
         if self.advice is None:
             return _worth_drafting(drafts) > 0
-        return self.advice[0].prefers(drafts, rates, window.drafts, lookahead)
+        return self.advice[0].prefers(drafts, rates, window.drafts, staged)
 
     def _fits(self, width: int) -> bool:
         return self.capabilities.padded_width(width) <= self.room

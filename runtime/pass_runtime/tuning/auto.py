@@ -350,6 +350,10 @@ class Tuner(OfOneProcess):
         self._passes, self._passes_at_decision = 0, 0
         self._decoding_seconds, self._next_decision_seconds = 0.0, 0.0
 
+    @property
+    def _widest(self) -> int:
+        return self.times_by_batch[1].timed_widths[-1]
+
     def times(self, batch: int = 1) -> PassTimes:
         return self.times_by_batch.get(batch, self.times_by_batch[1])
 
@@ -380,10 +384,9 @@ class Tuner(OfOneProcess):
         ones. cumulative: the batch's mean."""
         if cumulative is None:
             cumulative = self.rates.lookahead.cumulative
-        widest = self.times_by_batch[1].timed_widths[-1]
         choices = []
         for plan in plans_up_to(drafts, self._capabilities):
-            if plan.windows[0].width <= widest:
+            if plan.windows[0].width <= self._widest:
                 seconds = sum(self.pass_seconds(window, batch) for window in plan.windows)
                 tokens = expected_tokens(plan, cumulative)
                 choices.append(Choice(plan, tokens, seconds / len(plan.windows)))
@@ -433,6 +436,7 @@ class Tuner(OfOneProcess):
     ) -> bool:
         """Whether `drafts`, in a window with `rows` draft rows, promise more than look-ahead
         drafts."""
+        rows = min(rows, len(drafts.tokens))
         expected = (rates or self.rates).of(drafts).cumulative[1 : rows + 1].sum()
         return bool(expected > self.rates.lookahead.cumulative[1 : lookahead_drafts + 1].sum())
 
@@ -444,9 +448,9 @@ class Tuner(OfOneProcess):
         next_of_plan: Window,
         windows: Sequence[Window],
     ) -> Window | None:
-        """Return the window of `windows`, which make no look-ahead drafts, that writes tokens
-        faster than the chosen plan, or None. A text whose copy ends begins the plan anew, and so
-        loses one pass's accepted look-ahead drafts."""
+        """Return the window of `windows` that writes tokens faster than the chosen plan, or None.
+        After a copy that is not accepted whole, the next pass has no look-ahead drafts: what they
+        would have brought is subtracted."""
         found = [
             (len(drafts.tokens), (own or self.rates).of(drafts).cumulative)
             for drafts, own in proposed
@@ -454,7 +458,7 @@ class Tuner(OfOneProcess):
         ]
         others, accepted_lookahead = len(proposed) - len(found), choice.tokens - 1
 
-        def rate(window: Window) -> float:
+        def tokens_per_second(window: Window) -> float:
             tokens = others * (1 - accepted_lookahead)
             for length, cumulative in found:
                 count = min(length, window.drafts)
@@ -462,20 +466,20 @@ class Tuner(OfOneProcess):
                 tokens += cumulative[: count + 1].sum() - lost
             return float(tokens / self.pass_seconds(window, batch))
 
-        widest = self.times(batch).timed_widths[-1]
-        windows = [each for each in windows if batch * each.width <= widest]
-        best = max(windows, key=rate, default=None)
+        fitting = [each for each in windows if each.width <= self._widest]
+        best = max(fitting, key=tokens_per_second, default=None)
         own_tokens = others * choice.tokens + sum(
-            max(choice.tokens, cumulative[: next_of_plan.drafts + 1].sum())
-            for _, cumulative in found
+            max(choice.tokens, cumulative[: min(length, next_of_plan.drafts) + 1].sum())
+            for length, cumulative in found
         )
         own_rate = choice.rate * len(proposed)  # a choice's rate is for one sequence
         if next_of_plan.drafts:
             own_rate = max(own_rate, own_tokens / self.pass_seconds(next_of_plan, batch))
-        return best if best and rate(best) >= SWITCH_MARGIN * own_rate else None
+        is_better = best and tokens_per_second(best) >= SWITCH_MARGIN * own_rate
+        return best if is_better else None
 
-    def left_out(self, drafts: Drafts, rates: Rates | None) -> None:
-        """Let the rates of drafts that no pass verified drift back, else they stay low for
+    def forget_unverified(self, drafts: Drafts, rates: Rates | None) -> None:
+        """Let the rates of drafts that the pass left out drift back, else they stay low for
         ever."""
         for each in (rates, self.rates):
             if each is not None:

@@ -7,13 +7,9 @@
 #include <utility>
 #include <vector>
 
-namespace pass {
+#include "backends/drafts.h"
 
-// confidence: from 0, the matches disagree, to max_confidence.
-struct CopiedDrafts {
-    std::vector<std::int64_t> tokens;
-    int confidence = 0;
-};
+namespace pass {
 
 // Drafts copied from a text's own earlier tokens, as pass_runtime/decode/copies.py.
 class CopyIndex {
@@ -35,9 +31,9 @@ class CopyIndex {
     std::vector<std::int64_t> tokens_;
     // A pair of tokens -> the index after its newest occurrence.
     std::unordered_map<std::pair<std::int64_t, std::int64_t>, std::size_t, Hash> newest_;
-    // By the index after a pair, less 1: the index after its occurrence before; 0: none.
+    // By a pair's last index: the index after the pair's occurrence before, or 0.
     std::vector<std::size_t> previous_;
-    std::size_t source_ = 0;  // where the last drafts came from; 0: nowhere
+    std::size_t source_ = 0;  // the index of the token that continues the copy in use, or 0
 };
 
 }  // namespace pass

@@ -281,7 +281,7 @@ bool Engine::choose_window(Batch& batch) {
             batch.drafts[batch.slots[i]->number] =
                 first_of(state.ngram.tokens, batch.window.drafts);
         } else if (batch.tuner != nullptr) {
-            batch.tuner->left_out(state);
+            batch.tuner->forget_unverified(state);
         }
     }
     return true;

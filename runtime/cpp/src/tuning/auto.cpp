@@ -434,7 +434,8 @@ void Tuner::decide(int lookahead, int batch, const std::vector<DraftState>& stat
 }
 
 bool Tuner::prefers_ngrams(const DraftState& state, const Window& window) {
-    return expected_accepted(state.rates->of(state.ngram.confidence), window.drafts) >
+    const int count = std::min(static_cast<int>(state.ngram.tokens.size()), window.drafts);
+    return expected_accepted(state.rates->of(state.ngram.confidence), count) >
            expected_accepted(rates_.of(), state.num_drafts);
 }
 
@@ -444,9 +445,8 @@ const Window* Tuner::verifying(const Choice& choice, int batch,
     const double accepted_lookahead = choice.tokens - 1;
     const Window* best = nullptr;
     double best_rate = 0, own_tokens = 0;
-    const int widest = by_batch_.at(timed_batch(batch)).max_rows();
     for (const Window& window : windows) {
-        if (batch * window.width() > widest) continue;
+        if (window.width() > by_batch_.at(1).max_rows()) continue;
         double tokens = 0;
         for (const DraftState& state : states) {
             const int count = std::min(window.drafts, static_cast<int>(state.ngram.tokens.size()));
@@ -468,7 +468,9 @@ const Window* Tuner::verifying(const Choice& choice, int batch,
         double tokens = choice.tokens;
         if (!state.ngram.tokens.empty()) {
             const Acceptance& acceptance = state.rates->of(state.ngram.confidence);
-            tokens = std::max(tokens, 1 + expected_accepted(acceptance, next_of_plan.drafts));
+            const int length = static_cast<int>(state.ngram.tokens.size());
+            const int count = std::min(length, next_of_plan.drafts);
+            tokens = std::max(tokens, 1 + expected_accepted(acceptance, count));
         }
         own_tokens += tokens;
     }
@@ -478,7 +480,7 @@ const Window* Tuner::verifying(const Choice& choice, int batch,
     return best != nullptr && best_rate >= switch_margin * own_rate ? best : nullptr;
 }
 
-void Tuner::left_out(const DraftState& state) {
+void Tuner::forget_unverified(const DraftState& state) {
     state.rates->of(state.ngram.confidence).forget();
     rates_.of(state.ngram.confidence).forget();
 }
@@ -527,7 +529,8 @@ void Auto::time_passes(Sampler sampler, int batch, const TimePass& time) {
     std::vector<Window> windows = windows_.at(batch);
     const PassTimes* other_sampler = nullptr;
     for (const auto& [other, tuner] : tuners_) {
-        if (tuner.by_batch().contains(batch)) other_sampler = &tuner.by_batch().at(batch);
+        if (other_sampler == nullptr && tuner.by_batch().contains(batch))
+            other_sampler = &tuner.by_batch().at(batch);
     }
     if (other_sampler != nullptr) {
         int max_drafts = 0;  // of the windows that only verify

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "backends/capabilities.h"
+#include "backends/drafts.h"
 #include "bundle/manifest.h"
 #include "bundle/window.h"
-#include "decode/copies.h"
 #include "pass/options.hpp"
 
 namespace pass {
@@ -57,8 +57,6 @@ class Rates {
     Acceptance lookahead_;
     std::map<int, Acceptance> by_confidence_;
 };
-
-using Drafts = std::vector<std::int64_t>;
 
 // One sequence before a pass. num_drafts: in its window. ngram: drafts that could replace them.
 // rates: null if `auto` does not need them.
@@ -171,13 +169,13 @@ class Tuner {
 
     // To those in its window.
     bool prefers_ngrams(const DraftState& state, const Window& window);
-    // Of `windows`, which make no look-ahead drafts, the one that writes tokens faster than the
-    // chosen plan; else null. A text whose copy ends begins the plan anew, and so loses one pass's
-    // accepted look-ahead drafts.
+    // Of `windows`, the one that writes tokens faster than the chosen plan; else null. After a copy
+    // that is not accepted whole, the next pass has no look-ahead drafts: what they would have
+    // brought is subtracted.
     const Window* verifying(const Choice& choice, int batch, const std::vector<DraftState>& states,
                             const Window& next_of_plan, const std::vector<Window>& windows);
-    // Lets the rates of drafts that no pass verified drift back, else they stay low for ever.
-    void left_out(const DraftState& state);
+    // Lets the rates of drafts that the pass left out drift back, else they stay low for ever.
+    void forget_unverified(const DraftState& state);
 
    private:
     // `trial` is tried until `passes_` reaches `trial_end`.
