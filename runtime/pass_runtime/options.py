@@ -37,9 +37,9 @@ class GenerateOptions:
 
     plan: "fused:4,3,2,2,1" has so many look-ahead rows after the root and each draft. All
     sequences of a pass have the plan of the oldest request that names one. draft: "both" is
-    n-grams if one matches, else look-ahead rows. stop may be one string. Stop tokens are part of
-    the text, stop strings are not. reuse_prefix: even if LoadOptions.prefix_cache is off, or
-    bits of the results change. prompt_logprobs: computes all K/V of the prompt; max_new_tokens
+    copied drafts if they are likely, else look-ahead rows. stop may be one string. Stop tokens are
+    part of the text, stop strings are not. reuse_prefix: even if LoadOptions.prefix_cache is off,
+    or bits of the results change. prompt_logprobs: computes all K/V of the prompt; max_new_tokens
     may be 0. constraint: the request fails if it takes too long. min_tokens, bad_words and
     allowed_token_ids are not applied where they would leave no token.
     """
@@ -58,7 +58,9 @@ class GenerateOptions:
         f"The decoding plan, which changes the speed and not the text: {', '.join(PLANS)}.",
     )
     lookahead: int | None = option(
-        None, "Drafts per pass; 0 is plain decoding.", if_none="the bundle's L"
+        None,
+        "The most drafts of a pass, from any source; 0 is plain decoding.",
+        if_none="the bundle's L, and 16 for copies",
     )
     draft: DraftSource | None = option(
         None, "Where drafts come from.", if_none="both for auto, else lookahead"

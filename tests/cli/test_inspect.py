@@ -37,7 +37,8 @@ def test_json_is_the_manifest_as_plain_data(adapter_bundle):
     rows = {window["name"]: window["rows"] for window in printed["windows"]}
     names, lookaheads = ("ar", "two-pass", "fused"), range(1, 9)
     plans = [make_plan(name, lookahead) for name in names for lookahead in lookaheads]
-    assert rows == {window.name: window.width for plan in plans for window in plan.windows}
+    of_plans = {window.name: window.width for plan in plans for window in plan.windows}
+    assert rows == of_plans | {"copy-16": 17}  # Verify windows do for shorter copies.
     assert printed["kernels"] == (kernels_name() or "onnxruntime")
     assert printed["tools"]["onnxruntime"] and printed["verified"] is False
 

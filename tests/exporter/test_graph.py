@@ -49,9 +49,9 @@ def initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 def test_all_but_the_trunk_for_cpus_have_only_standard_operators_of_opset_24(tiny_bundle: Path):
     own = {"trunk.cpu.onnx": {"Embed", "AddNorm", "DenseProduct", "WindowAttention", "Gate"}}
-    # Two trunks; a tail for each of three samplers of 19 plans: ar, and draft, verify and fused
-    # with 1 to 6 drafts; log-probabilities; logits processors.
-    assert len(graphs(tiny_bundle)) == 2 + 3 * 19 + 2
+    # Two trunks; a tail for each of three samplers of 21 windows: ar, copies of 8 and 16, draft,
+    # verify and fused with 1 to 6 drafts; log-probabilities; logits processors.
+    assert len(graphs(tiny_bundle)) == 2 + 3 * 21 + 2
     for path in graphs(tiny_bundle):
         model = onnx.load(path, load_external_data=False)
         if path.name in own:

@@ -60,7 +60,9 @@ class BenchOptions:
         (), "Plans to compare; ratios are to the first. Without any: see above.", flag="--plan"
     )
     drafts: Sequence[DraftSource] = option((), "Draft sources to compare.", flag="--draft")
-    lookahead: Sequence[int] = option((), "Drafts per pass. Without any: the bundle's L.")
+    lookahead: Sequence[int] = option(
+        (), "The most drafts of a pass. Without any: the bundle's L, and 16 for copies."
+    )
     repeat: int = option(3, "Rounds; every round runs every plan once.", ge=1)
     batches: Sequence[int] = ()
 

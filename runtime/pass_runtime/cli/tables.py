@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pass_runtime.tuning.auto import DRAFT_MARGIN, SWITCH_MARGIN, Tuner, shape_of
 
+SHOWN_POSITIONS = 6
 MAX_TABLE_PROMPTS, MAX_TABLE_PLANS = 12, 4
 """The table of single prompts is printed only for at most so many prompts and plans."""
 
@@ -117,7 +118,8 @@ def _notes(report: dict[str, Any]) -> Iterator[Text]:
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     """Return a row of the table of plans. batched: whether sequences ran together. The acceptance
-    at position i is the share of passes that accepted it, of those that verified a draft there."""
+    at position i is the share of passes that accepted it, of those that verified a draft there; so
+    many positions are shown as fit a line."""
     cells = {
         "plan": plan["plan"],
         "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}",
@@ -127,7 +129,9 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     cells["ratio"] = f"{plan['ratio']:.2f}"
     cells["tau"] = f"{plan['tau']:.2f}"
     cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
-    cells["acceptance by position"] = " ".join(map(figure, plan["acceptance_of_tried"])) or "-"
+    shown = [each for each in plan["acceptance_of_tried"] if each is not None]
+    more = " ..." if len(shown) > SHOWN_POSITIONS else ""
+    cells["acceptance by position"] = " ".join(map(figure, shown[:SHOWN_POSITIONS])) + more or "-"
     return cells
 
 

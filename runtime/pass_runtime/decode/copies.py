@@ -1,5 +1,4 @@
-"""Drafts copied from a text's own earlier tokens: prompt lookup (Saxena 2023), the longest match
-first."""
+"""Drafts copied from a text's own earlier tokens (prompt lookup, Saxena 2023)."""
 
 from __future__ import annotations
 
@@ -8,8 +7,7 @@ from collections.abc import Iterable
 
 from pass_runtime.backends.base import Drafts
 
-MIN_MATCH_TOKENS, MAX_MATCH_TOKENS = 2, 32
-MAX_MATCHES = 8
+MAX_MATCH_TOKENS, MAX_MATCHES = 32, 8
 LONGER_MATCHES = (3, 4, 8, 16)
 """From so many tokens on, a match is one degree surer."""
 UNANIMOUS_CONFIDENCE, MAX_CONFIDENCE = 3, 5
@@ -68,9 +66,7 @@ class CopyIndex:
             matches[end] = self._match_length(end)
             end = self._previous[end - 1]
         if self._source and self._source not in matches:
-            length = self._match_length(self._source)
-            if length >= MIN_MATCH_TOKENS:
-                matches[self._source] = length
+            matches[self._source] = self._match_length(self._source)
         return matches
 
     def _match_length(self, end: int) -> int:

@@ -245,15 +245,9 @@ def probe_windows(lookahead: int, batch: int = 1, verifying: Sequence[Window] = 
     widest = [window for window in fused if window.width * batch <= MAX_TIMED_ROWS][-1:]
     tile_windows = [fused_window(groups) for groups in tiles if len(groups) <= lookahead + 1]
     drafts = map(draft_window, (1, lookahead))
-    windows = [
-        ar_window(),
-        *map(verify_window, lengths),
-        *verifying[-1:],
-        *drafts,
-        *tile_windows,
-        *widest,
-    ]
     max_rows = max(MAX_TIMED_ROWS, batch)
+    widest += [window for window in verifying if window.width * batch <= max_rows][-1:]
+    windows = [ar_window(), *map(verify_window, lengths), *drafts, *tile_windows, *widest]
     return [window for window in dict.fromkeys(windows) if window.width * batch <= max_rows]
 
 

@@ -7,7 +7,7 @@ namespace pass {
 
 namespace {
 
-constexpr std::int64_t min_match_tokens = 2, max_match_tokens = 32;
+constexpr std::int64_t max_match_tokens = 32;
 constexpr std::size_t max_matches = 8;
 // From so many tokens on, a match is one degree surer.
 constexpr std::array<std::int64_t, 4> longer_matches{3, 4, 8, 16};
@@ -82,8 +82,7 @@ std::vector<std::pair<std::size_t, std::int64_t>> CopyIndex::matches() const {
         found.emplace_back(end, match_length(end));
         has_source = has_source || end == source_;
     }
-    if (!has_source && match_length(source_) >= min_match_tokens)
-        found.emplace_back(source_, match_length(source_));
+    if (!has_source) found.emplace_back(source_, match_length(source_));
     return found;
 }
 

@@ -273,7 +273,6 @@ std::vector<Window> probe_windows(int lookahead, int batch, const std::vector<Wi
     // With many widths, one more length replaces the fused window with 8 rows.
     for (const int length : lookahead > 5 ? std::set{1, 4, lookahead} : std::set{1, lookahead})
         add(verify_window(length));
-    if (!verifying.empty()) add(verifying.back());
     for (const int length : {1, lookahead}) add(draft_window(length));
     for (const std::vector<int>& groups : tile_groups) {
         const bool skipped = lookahead > 5 && groups != tile_groups.back();
@@ -283,6 +282,11 @@ std::vector<Window> probe_windows(int lookahead, int batch, const std::vector<Wi
         const Window widest = make_plan("fused", length).windows.front();
         if (widest.width() * batch > max_timed_rows) continue;
         add(widest);
+        break;
+    }
+    for (auto window = verifying.rbegin(); window != verifying.rend(); ++window) {
+        if (window->width() * batch > std::max(max_timed_rows, batch)) continue;
+        add(*window);
         break;
     }
     return result;
