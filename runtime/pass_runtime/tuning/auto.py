@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +59,11 @@ class Acceptance:
         """[L+1]: the probability that the first i drafts are all accepted."""
         product: Floats = np.cumprod(np.array([1.0, *self.rates]))
         return product
+
+    @property
+    def expected(self) -> list[float]:
+        """[L+1]: tokens of a pass that verifies the first i drafts, the bonus token included."""
+        return list(accumulate(accumulate(self.rates, mul, initial=1.0)))
 
     def record(self, drafted: int, accepted: int) -> None:
         drafted = min(drafted, len(self._prior))
@@ -430,9 +436,8 @@ class Tuner(OfOneProcess):
     ) -> bool:
         """Whether `drafts`, in a window with `rows` draft rows, promise more than look-ahead
         drafts."""
-        rows = min(rows, len(drafts.tokens))
-        expected = (rates or self.rates).of(drafts).cumulative[1 : rows + 1].sum()
-        return bool(expected > self.rates.lookahead.cumulative[1 : lookahead_drafts + 1].sum())
+        expected = (rates or self.rates).of(drafts).expected[min(rows, len(drafts.tokens))]
+        return expected > self.rates.lookahead.expected[lookahead_drafts]
 
     def verifying(
         self,
@@ -443,33 +448,34 @@ class Tuner(OfOneProcess):
         windows: Sequence[Window],
     ) -> Window | None:
         """Return the window of `windows` that writes tokens faster than the chosen plan, or None.
-        After a copy that is not accepted whole, the next pass has no look-ahead drafts: what they
-        would have brought is subtracted."""
-        found = [
-            (len(drafts.tokens), (own or self.rates).of(drafts).cumulative)
+        If it interrupts a fused plan with a copy that is not accepted whole, the next pass has no
+        look-ahead drafts: what they would have brought is subtracted."""
+        drafting = [
+            (len(drafts.tokens), (own or self.rates).of(drafts).expected)
             for drafts, own in proposed
             if drafts is not None
         ]
-        others, accepted_lookahead = len(proposed) - len(found), choice.tokens - 1
+        others = len(proposed) - len(drafting)
+        lost_tokens = choice.tokens - 1 if next_of_plan.is_fused else 0.0
 
         def tokens_per_second(window: Window) -> float:
-            tokens = others * (1 - accepted_lookahead)
-            for length, cumulative in found:
+            tokens = others * (1 - lost_tokens)
+            for length, expected in drafting:
                 count = min(length, window.drafts)
-                lost = (1 - cumulative[count]) * accepted_lookahead
-                tokens += cumulative[: count + 1].sum() - lost
-            return float(tokens / self.pass_seconds(window, batch))
+                all_accepted = expected[count] - expected[count - 1]
+                tokens += expected[count] - (1 - all_accepted) * lost_tokens
+            return tokens / self.pass_seconds(window, batch)
 
+        plan_rate = choice.rate * len(proposed)  # a choice's rate is for one sequence
+        if next_of_plan.drafts:
+            # Two-pass accepts drafts in every second pass.
+            tokens = choice.tokens if next_of_plan.is_fused else 2 * choice.tokens - 1
+            in_copies = (expected[min(n, next_of_plan.drafts)] for n, expected in drafting)
+            tokens = others * tokens + sum(max(tokens, each) for each in in_copies)
+            plan_rate = tokens / self.pass_seconds(next_of_plan, batch)
         fitting = [each for each in windows if each.width <= self._widest]
         best = max(fitting, key=tokens_per_second, default=None)
-        own_tokens = others * choice.tokens + sum(
-            max(choice.tokens, cumulative[: min(length, next_of_plan.drafts) + 1].sum())
-            for length, cumulative in found
-        )
-        own_rate = choice.rate * len(proposed)  # a choice's rate is for one sequence
-        if next_of_plan.drafts:
-            own_rate = max(own_rate, own_tokens / self.pass_seconds(next_of_plan, batch))
-        is_better = best and tokens_per_second(best) >= SWITCH_MARGIN * own_rate
+        is_better = best and tokens_per_second(best) >= SWITCH_MARGIN * plan_rate
         return best if is_better else None
 
     def forget_unverified(self, drafts: Drafts, rates: Rates | None) -> None:

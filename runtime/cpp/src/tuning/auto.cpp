@@ -90,12 +90,6 @@ Matrix squared(const Matrix& matrix) {
     return result;
 }
 
-double expected_accepted(const Acceptance& acceptance, int count) {
-    const std::vector<double> cumulative = acceptance.cumulative();
-    const int end = std::min(count + 1, static_cast<int>(cumulative.size()));
-    return std::accumulate(cumulative.begin() + 1, cumulative.begin() + end, 0.0);
-}
-
 // Lower points are raised. It is constant before the first point. Beyond the last it is constant if
 // `flat`; else it rises like the last piece, or like the line through the first and the last point
 // if that is steeper.
@@ -183,6 +177,12 @@ void Acceptance::move_towards(std::size_t i, double rate, double share) {
 std::vector<double> Acceptance::cumulative() const {
     std::vector<double> result{1.0};
     for (const double rate : rates()) result.push_back(result.back() * rate);
+    return result;
+}
+
+std::vector<double> Acceptance::expected() const {
+    std::vector<double> result = cumulative();
+    std::partial_sum(result.begin(), result.end(), result.begin());
     return result;
 }
 
@@ -438,50 +438,53 @@ void Tuner::decide(int lookahead, int batch, const std::vector<DraftState>& stat
 }
 
 bool Tuner::prefers_ngrams(const DraftState& state, const Window& window) {
-    const int count = std::min(static_cast<int>(state.ngram.tokens.size()), window.drafts);
-    return expected_accepted(state.rates->of(state.ngram.confidence), count) >
-           expected_accepted(rates_.of(), state.num_drafts);
+    const std::size_t count =
+        std::min(state.ngram.tokens.size(), static_cast<std::size_t>(window.drafts));
+    return state.rates->of(state.ngram.confidence).expected()[count] >
+           rates_.of().expected().at(static_cast<std::size_t>(state.num_drafts));
 }
 
 const Window* Tuner::verifying(const Choice& choice, int batch,
                                const std::vector<DraftState>& states, const Window& next_of_plan,
                                const std::vector<Window>& windows) {
-    const double accepted_lookahead = choice.tokens - 1;
+    std::vector<std::pair<std::size_t, std::vector<double>>> drafting;  // drafts, expected tokens
+    for (const DraftState& state : states) {
+        if (state.ngram.tokens.empty()) continue;
+        drafting.emplace_back(state.ngram.tokens.size(),
+                              state.rates->of(state.ngram.confidence).expected());
+    }
+    const auto others = static_cast<double>(states.size() - drafting.size());
+    const double lost_tokens = next_of_plan.is_fused() ? choice.tokens - 1 : 0.0;
+    const auto tokens_per_second = [&](const Window& window) {
+        double tokens = others * (1 - lost_tokens);
+        for (const auto& [length, expected] : drafting) {
+            const std::size_t count = std::min(length, static_cast<std::size_t>(window.drafts));
+            const double all_accepted = expected[count] - expected[count - 1];
+            tokens += expected[count] - (1 - all_accepted) * lost_tokens;
+        }
+        return tokens / seconds(window, batch);
+    };
+    double plan_rate = choice.rate() * static_cast<double>(states.size());
+    if (next_of_plan.drafts > 0) {
+        // Two-pass accepts drafts in every second pass.
+        const double own = next_of_plan.is_fused() ? choice.tokens : 2 * choice.tokens - 1;
+        double tokens = others * own;
+        for (const auto& [length, expected] : drafting) {
+            const auto rows = static_cast<std::size_t>(next_of_plan.drafts);
+            tokens += std::max(own, expected[std::min(length, rows)]);
+        }
+        plan_rate = tokens / seconds(next_of_plan, batch);
+    }
     const Window* best = nullptr;
-    double best_rate = 0, own_tokens = 0;
+    double best_rate = 0;
     for (const Window& window : windows) {
         if (window.width() > by_batch_.at(1).max_rows()) continue;
-        double tokens = 0;
-        for (const DraftState& state : states) {
-            const int count = std::min(window.drafts, static_cast<int>(state.ngram.tokens.size()));
-            double all_accepted = 0;
-            tokens += 1;  // the bonus token
-            if (count > 0) {
-                const Acceptance& acceptance = state.rates->of(state.ngram.confidence);
-                tokens += expected_accepted(acceptance, count);
-                all_accepted = acceptance.cumulative()[static_cast<std::size_t>(count)];
-            }
-            tokens -= (1 - all_accepted) * accepted_lookahead;
-        }
-        const double rate = tokens / seconds(window, batch);
+        const double rate = tokens_per_second(window);
         if (best != nullptr && rate <= best_rate) continue;
         best = &window;
         best_rate = rate;
     }
-    for (const DraftState& state : states) {
-        double tokens = choice.tokens;
-        if (!state.ngram.tokens.empty()) {
-            const Acceptance& acceptance = state.rates->of(state.ngram.confidence);
-            const int length = static_cast<int>(state.ngram.tokens.size());
-            const int count = std::min(length, next_of_plan.drafts);
-            tokens = std::max(tokens, 1 + expected_accepted(acceptance, count));
-        }
-        own_tokens += tokens;
-    }
-    double own_rate = choice.rate() * static_cast<double>(states.size());
-    if (next_of_plan.drafts > 0)
-        own_rate = std::max(own_rate, own_tokens / seconds(next_of_plan, batch));
-    return best != nullptr && best_rate >= switch_margin * own_rate ? best : nullptr;
+    return best != nullptr && best_rate >= switch_margin * plan_rate ? best : nullptr;
 }
 
 void Tuner::forget_unverified(const DraftState& state) {

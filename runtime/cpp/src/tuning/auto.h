@@ -31,6 +31,8 @@ class Acceptance {
     std::vector<double> rates() const;
     // [L+1]: the probabilities that the first i drafts are all accepted.
     std::vector<double> cumulative() const;
+    // [L+1]: tokens of a pass that verifies the first i drafts, the bonus token included.
+    std::vector<double> expected() const;
     void record(int drafted, int accepted);
     // After a pass without such drafts, the rates drift back to the initial ones.
     void forget();
@@ -169,9 +171,9 @@ class Tuner {
 
     // To those in its window.
     bool prefers_ngrams(const DraftState& state, const Window& window);
-    // Of `windows`, the one that writes tokens faster than the chosen plan; else null. After a copy
-    // that is not accepted whole, the next pass has no look-ahead drafts: what they would have
-    // brought is subtracted.
+    // Of `windows`, the one that writes tokens faster than the chosen plan; else null. If it
+    // interrupts a fused plan with a copy that is not accepted whole, the next pass has no
+    // look-ahead drafts: what they would have brought is subtracted.
     const Window* verifying(const Choice& choice, int batch, const std::vector<DraftState>& states,
                             const Window& next_of_plan, const std::vector<Window>& windows);
     // Lets the rates of drafts that the pass left out drift back, else they stay low for ever.
