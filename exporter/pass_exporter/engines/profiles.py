@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pass_runtime.backends.base import listed_positions
 from pass_runtime.backends.memory import wide_chunks
 from pass_runtime.bundle.manifest import Manifest, Profile
-from pass_runtime.bundle.plan import PLAN_NAMES, make_plan
+from pass_runtime.bundle.plan import plan_windows
 from pass_runtime.bundle.sampling import TOKEN_LIST_SIZES
 from pass_runtime.bundle.window import Window
 
@@ -41,8 +41,8 @@ def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[
 
 def engine_windows(manifest: Manifest) -> list[Window]:
     lookahead = manifest.lookahead.length
-    windows = [w for name in PLAN_NAMES for w in make_plan(name, lookahead).windows]
-    return [*dict.fromkeys([*windows, *(w for w in manifest.verifying if w.drafts > lookahead)])]
+    copying = (window for window in manifest.verifying if window.drafts > lookahead)
+    return [*plan_windows(lookahead), *copying]
 
 
 def widest_window(manifest: Manifest) -> Window:

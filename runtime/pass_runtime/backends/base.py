@@ -17,7 +17,7 @@ from pass_runtime.backends.memory import Buffers, KVCache, Memory, NoiseRows
 from pass_runtime.bundle.bindings import PREFILL, BundleBindings
 from pass_runtime.bundle.manifest import Graph, Manifest
 from pass_runtime.bundle.open_files import OpenFiles
-from pass_runtime.bundle.plan import PLAN_NAMES, make_plan
+from pass_runtime.bundle.plan import plan_windows
 from pass_runtime.bundle.sampling import MAX_LOGPROBS, TAIL_OPTIONS, Sampler, SamplingParams
 from pass_runtime.bundle.window import (
     MAX_LOOKAHEAD,
@@ -106,8 +106,7 @@ class Capabilities:
     @cached_property
     def _fixed_windows(self) -> frozenset[Window]:
         assert self.fixed_lookahead is not None
-        plans = [make_plan(name, self.fixed_lookahead) for name in PLAN_NAMES]
-        return frozenset([*self.verifying, *(window for plan in plans for window in plan.windows)])
+        return frozenset([*self.verifying, *plan_windows(self.fixed_lookahead)])
 
 
 class Drafts(NamedTuple):

@@ -59,6 +59,12 @@ def make_plan(name: str, lookahead: int) -> Plan:
     return Plan(name, (draft_window(lookahead), verify_window(lookahead)))
 
 
+def plan_windows(lookahead: int) -> list[Window]:
+    """Return the windows of PLAN_NAMES with `lookahead` drafts, each once."""
+    windows = (w for name in PLAN_NAMES for w in make_plan(name, lookahead).windows)
+    return [*dict.fromkeys(windows)]
+
+
 def fused_plan(groups: Sequence[int]) -> Plan:
     window = fused_window(groups)
     all_full = window.name == window.tail  # The name then has no group sizes.

@@ -12,7 +12,7 @@ from enum import Enum
 
 from pass_runtime.backends.base import Backend, Batch, Logprobs, LogprobsMode, PassResult
 from pass_runtime.backends.memory import out_of_memory
-from pass_runtime.bundle.plan import PLAN_NAMES, make_plan
+from pass_runtime.bundle.plan import make_plan, plan_windows
 from pass_runtime.bundle.sampling import SAMPLERS, Sampler
 from pass_runtime.bundle.window import Window
 from pass_runtime.decode.next_pass import Proposed, Situation
@@ -624,9 +624,8 @@ class Engine:
         if self._running() or kept >= capacity:
             return
         lookahead = self.backend.manifest.lookahead.length
-        plans = [make_plan(name, lookahead) for name in PLAN_NAMES]
-        windows = dict.fromkeys([w for plan in plans for w in plan.windows])
-        windows |= dict.fromkeys(w for w in capabilities.verifying if w.drafts > lookahead)
+        copying = (window for window in capabilities.verifying if window.drafts > lookahead)
+        windows = [*plan_windows(lookahead), *copying]
         try:
             self.resize(capacity)
             for window in windows:
