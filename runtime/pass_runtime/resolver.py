@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from pass_runtime.backends.base import Backend
 from pass_runtime.bundle.manifest import Manifest
 from pass_runtime.bundle.plan import Plan, make_plan
-from pass_runtime.bundle.window import MAX_LOOKAHEAD
 from pass_runtime.decode.processors import Processing
 from pass_runtime.decode.sequence import Request
 from pass_runtime.errors import PassError
@@ -128,7 +127,7 @@ class Resolver:
 
 
 def choose_drafts(
-    name: str, max_drafts: int, draft: str | None = None, longest_copy: int = MAX_LOOKAHEAD
+    name: str, max_drafts: int, draft: str | None, longest_copy: int
 ) -> tuple[str, Plan | None, int, int]:
     """Return the fields of a `Request`. name, max_drafts: as for `make_plan`, or "auto". draft:
     None is "both" for "auto", else "lookahead"."""

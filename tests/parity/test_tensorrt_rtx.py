@@ -217,7 +217,7 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule, with_head: bool):
     windows = {window.name: window for window in bundle_windows(4)}
     names = {"draft-4", "fused-4"}
     if not with_head:
-        names |= {"verify-4"} if rule == "rejection" else {"ar", "verify-4"}
+        names |= {"verify-4"} if rule == "rejection" else {"ar", "verify-4", "copy-16"}
     tails = [
         (windows[info.name], graph)
         for info in infos
@@ -229,8 +229,7 @@ def test_smollm2_sized_tails_build(tmp_path: Path, rule: Rule, with_head: bool):
     for window, graph in tails:
         path = tmp_path / graph.file
         profiles = tail_profiles(window, 8192, max_batch_size=4)
-        narrow = window.width < RTX.least_width
-        model = tail_for_tensorrt(path, window, RTX.least_width) if narrow else path.read_bytes()
+        model = tail_for_tensorrt(path, window, RTX.least_width)
         source = Source(graph, model, path, profiles)
         built = EngineBuilder(RTX, ("sm120",)).build(source, no_report)
         assert len(built) >= least_bytes, graph.file
@@ -246,7 +245,7 @@ def test_the_logprobs_graph_builds(tmp_path: Path):
     graph = write_graph(build_logprobs(SMOLLM2_SHAPE["vocab_size"]), path)
     windows = [
         (batch, window.width, window.max_emitted)
-        for window in bundle_windows(4)[-3:]
+        for window in bundle_windows(4)[-5:]
         for batch in (1, 4)
     ]
     profiles = tuple(

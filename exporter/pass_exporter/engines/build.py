@@ -157,11 +157,8 @@ def graph_sources(
     for window in engine_windows(manifest):
         profiles = tail_profiles(window, capacity, max_batch_size)
         for graph in manifest.window(window.tail).tails.values():
-            path, is_narrow = (
-                bundle / graph.file,
-                least_width > min(window.width, window.next.width),
-            )
-            model = tail_for_tensorrt(path, window, least_width) if is_narrow else path.read_bytes()
+            path = bundle / graph.file
+            model = tail_for_tensorrt(path, window, least_width)
             sources.append(Source(graph, model, path, profiles))
     for graph, profiles in (
         (manifest.logprobs, logprobs_profiles(manifest, max_batch_size)),

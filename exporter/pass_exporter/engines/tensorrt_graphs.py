@@ -34,6 +34,8 @@ def trunk_for_tensorrt(path: Path, capacity: int) -> bytes:
 def tail_for_tensorrt(path: Path, window: Window, least_width: int) -> bytes:
     """Return a tail, serialized, with windows widened to `least_width` rows: it reads the first
     rows of its window, and pads the next."""
+    if least_width <= min(window.width, window.next.width):
+        return path.read_bytes()
     model = ir.load(path)
     graph, (ids, next_ids) = model.graph, WINDOW_TENSORS
     for value in graph.inputs:

@@ -25,7 +25,7 @@ namespace pass {
 
 // name: one of `make_plan`, or "auto". Throws Error if `draft` adds n-gram drafts to `ar`.
 PlanChoice choose_plan(const std::string& name, int lookahead,
-                       const std::optional<std::string>& draft, int longest_copy = max_lookahead);
+                       const std::optional<std::string>& draft, int longest_copy);
 
 struct PromptChunk {
     std::int64_t tokens = 0;
