@@ -50,9 +50,9 @@ struct Sums {
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(upper, _mm256_set1_epi16(16)));
         }
     }
-    F total() const {
-        return _mm256_cvtepi32_ps(
-            BITS == 4 ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum);
+    F total(int shift) const {
+        const __m256i whole = BITS == 4 ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum;
+        return _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(shift)));
     }
 };
 

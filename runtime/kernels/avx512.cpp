@@ -69,7 +69,9 @@ struct Sums {
         sum = _mm512_dpbusd_epi32(sum, w.low, four(q));
         sum = _mm512_dpbusd_epi32(sum, w.high, four(q + 4));
     }
-    F total() const { return _mm512_cvtepi32_ps(sum); }
+    F total(int shift) const {
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(shift)));
+    }
 };
 
 // y [size,16 keys] of keys [count,size]; keys after `count` are 0.

@@ -31,7 +31,9 @@ struct Sums {
         sum = _mm256_dpbusd_avx_epi32(sum, w.low, four(q));
         sum = _mm256_dpbusd_avx_epi32(sum, w.high, four(q + 4));
     }
-    F total() const { return _mm256_cvtepi32_ps(sum); }
+    F total(int shift) const {
+        return _mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(shift)));
+    }
 };
 
 #include "variant.h"

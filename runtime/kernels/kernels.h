@@ -10,10 +10,12 @@ constexpr int BLOCK = 32;   // inputs of a product that share a scale and an off
 constexpr int GROUP = 16;   // columns of a product that are packed together
 constexpr int SEGMENT = 128;  // cache entries that attention sums at a time
 
-// A block of a row in 8 bits: x is about scale * q; sum is scale times the sum of q.
+// A block of a row in 8 bits: x is about scale * q. `sum` is scale times the sum of q, for weights
+// with offsets; `shift` is the sum of q times -middle(), for symmetric ones.
 struct RowBlock {
     int8_t q[BLOCK];
     float scale, sum;
+    int32_t shift;
 };
 
 // Weights [inputs,columns] as code * scale + offset. A group of columns is a stream of its blocks:
@@ -33,7 +35,7 @@ struct Packed {
     int groups() const { return (columns + GROUP - 1) / GROUP; }
     static constexpr int code_bytes(int bits) { return bits == 4 ? 256 : bits == 5 ? 320 : 512; }
     int block_bytes() const { return code_bytes(bits) + (symmetric ? 32 : 64); }
-    float middle() const { return float(1 << (bits - 1)); }
+    int middle() const { return 1 << (bits - 1); }
     size_t group_bytes() const { return size_t(blocks()) * block_bytes(); }
     const uint8_t* group(int index) const { return data + index * group_bytes(); }
 };
@@ -70,8 +72,9 @@ enum Activation { NONE = 0, SILU = 1, GELU_TANH = 2 };
 struct Kernels {
     const char* name;
     int tile_rows;  // most rows of product_tile
-    // Rounds the inputs x [inputs]; block b goes to out[b * step].
-    void (*round_row)(const float* x, int inputs, RowBlock* out, int step);
+    // Rounds the inputs x [inputs]; block b goes to out[b * step]. middle: of the weights, if they
+    // are symmetric, else 0.
+    void (*round_row)(const float* x, int inputs, int middle, RowBlock* out, int step);
     // y [rows,16] = rows a [blocks,rows] times a group of columns.
     void (*product_tile)(const Packed& w, int group, int rows, const RowBlock* a, float* y);
     // y [rows, columns first..last) (stride: w.columns) = x [rows,inputs] times w.

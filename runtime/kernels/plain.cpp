@@ -96,7 +96,7 @@ struct Sums {
             }
         }
     }
-    F total() const { return each([&](int i) { return float(sum[i]); }); }
+    F total(int shift) const { return each([&](int i) { return float(sum[i] + shift); }); }
 };
 
 void transpose_keys(const float* keys, int count, int size, float* y) {

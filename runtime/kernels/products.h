@@ -4,13 +4,14 @@
 
 namespace {
 
-// Rows that were rounded to 8 bits, in tiles of up to kernels().tile_rows rows of about equal number.
+// Rows that were rounded to 8 bits for weights, in tiles of up to kernels().tile_rows rows of about equal number.
 class RoundedRows {
    public:
-    RoundedRows(size_t rows, int inputs)
+    RoundedRows(size_t rows, const Packed& weights)
         : rows_(rows),
-          inputs_(inputs),
-          blocks_((inputs + BLOCK - 1) / BLOCK),
+          inputs_(weights.inputs),
+          middle_(weights.symmetric ? weights.middle() : 0),
+          blocks_(weights.blocks()),
           tiles_((rows + kernels().tile_rows - 1) / kernels().tile_rows) {}
 
     size_t size() const { return rows_ * blocks_; }
@@ -27,14 +28,14 @@ class RoundedRows {
                   for (size_t t = from; t < to; t++) {
                       const size_t begin = first(t), count = first(t + 1) - begin;
                       for (size_t m = 0; m < count; m++) {
-                          kernels().round_row(row(begin + m), inputs_,
+                          kernels().round_row(row(begin + m), inputs_, middle_,
                                               blocks + begin * blocks_ + m, int(count));
                       }
                   }
               });
     }
 
-    // y [rows,16] = the rows times a group of weights.
+    // y [rows,16] = the rows times a group of the weights.
     void multiply(const Packed& weights, int group, float* y) const {
         for (size_t t = 0; t < tiles_; t++) {
             const size_t begin = first(t);
@@ -45,7 +46,7 @@ class RoundedRows {
 
    private:
     size_t rows_;
-    int inputs_;
+    int inputs_, middle_;
     size_t blocks_, tiles_;
     const RowBlock* blocks_of_rows_ = nullptr;
 };
@@ -121,7 +122,7 @@ struct Product {
         for (size_t i = 0; i < chosen; i++) {
             if (chosen_row(i) >= rows) return refuse("Product: an adapted row is not in the window");
         }
-        RoundedRows main(rows, weights.inputs), low(chosen, weights.inputs), high(chosen, rank);
+        RoundedRows main(rows, weights), low(chosen, down), high(chosen, up);
         const size_t low_columns = size_t(down.groups()) * GROUP;
         scratch.begin(Scratch::bytes<RowBlock>(main.size()) + Scratch::bytes<RowBlock>(low.size()) +
                       parts() * Scratch::bytes<RowBlock>(high.size()) +

@@ -52,7 +52,7 @@ inline float exponential(float x) {
 
 // ---- products -------------------------------------------------------------------------------------
 
-void round_row(const float* x, int inputs, RowBlock* out, int step) {
+void round_row(const float* x, int inputs, int middle, RowBlock* out, int step) {
     for (int start = 0; start < inputs; start += BLOCK, out += step) {
         float padded[BLOCK];
         const float* block = x + start;
@@ -91,6 +91,7 @@ void round_row(const float* x, int inputs, RowBlock* out, int step) {
         }
         out->scale = scale;
         out->sum = scale * float(sum);
+        out->shift = -middle * sum;
     }
 }
 
@@ -98,8 +99,6 @@ template <int M, int BITS>
 void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
     constexpr int codes = Packed::code_bytes(BITS);
     const int blocks = w.blocks(), bytes = w.block_bytes();
-    const bool symmetric = w.symmetric;
-    const F middle = set(-w.middle());
     for (int part = 0; part < PARTS; part++) {
         F total[M];
         for (int m = 0; m < M; m++) total[m] = set(0.f);
@@ -116,10 +115,15 @@ void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
                 for (int m = 0; m < M; m++) sums[m].add(eight, a[m].q + 8 * v);
             }
             const F scale = halves(stream + codes + 2 * LANES * part);
-            const F offset = symmetric ? scale * middle
-                                       : halves(stream + codes + 32 + 2 * LANES * part);
+            if (w.symmetric) {
+                for (int m = 0; m < M; m++) {
+                    total[m] = fma(sums[m].total(a[m].shift), scale * set(a[m].scale), total[m]);
+                }
+                continue;
+            }
+            const F offset = halves(stream + codes + 32 + 2 * LANES * part);
             for (int m = 0; m < M; m++) {
-                total[m] = fma(sums[m].total(), scale * set(a[m].scale), total[m]);
+                total[m] = fma(sums[m].total(0), scale * set(a[m].scale), total[m]);
                 total[m] = fma(offset, set(a[m].sum), total[m]);
             }
         }
@@ -220,7 +224,7 @@ void unpack_column(const Packed& w, int64_t column, float* y) {
         for (int p = 0; p < PARTS; p++) {
             const F scale = halves(stream + codes + 2 * LANES * p);
             store(scales + p * LANES, scale);
-            store(offsets + p * LANES, w.symmetric ? scale * set(-w.middle())
+            store(offsets + p * LANES, w.symmetric ? scale * set(float(-w.middle()))
                                                    : halves(stream + codes + 32 + 2 * LANES * p));
         }
         for (int i = 0; i < BLOCK && b * BLOCK + i < w.inputs; i++) {

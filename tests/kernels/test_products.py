@@ -62,16 +62,20 @@ def product(x: Array, weight: Weight) -> tuple[Array, Array]:
 
 
 def float32_product(x: Array, weight: Weight) -> Array:
-    """The product's bits: two fused operations a block."""
+    """The product's bits: two fused operations a block, or one without offsets, whose codes count
+    from the middle."""
     codes, scales = rounded(x)
     padded = np.pad(weight.codes, ((0, 0), (0, -weight.inputs % BLOCK)))
-    by_block = padded.reshape(len(padded), -1, BLOCK).astype(float)
+    middle = 2 ** (weight.bits - 1) if weight.symmetric else 0
+    by_block = padded.reshape(len(padded), -1, BLOCK).astype(float) - middle
     total = np.zeros((len(x), weight.columns), np.float32)
     for block in range(codes.shape[1]):
         sums = codes[:, block] @ by_block[:, block].T
         row_scales, row_sums = scales[:, block], codes[:, block].sum(-1)
         both = np.multiply.outer(row_scales, weight.scales[:, block].astype(np.float32))
         total = (sums * both.astype(float) + total).astype(np.float32)
+        if weight.symmetric:
+            continue
         row_sums = (row_scales * row_sums.astype(np.float32)).astype(float)
         offsets = np.multiply.outer(row_sums, weight.offsets[:, block].astype(float))
         total = (offsets + total).astype(np.float32)
