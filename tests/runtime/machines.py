@@ -95,6 +95,12 @@ class Machine:
         return PassTimes(seconds)
 
 
+HEAD = Machine(
+    lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
+)
+"""Of runtime/cpp/tests/parts_test.cpp, too."""
+
+
 def timed(
     auto: Auto,
     sampler: Sampler,

@@ -3,13 +3,20 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
-from machines import EXPENSIVE_ROWS, FREE_ROWS, fixed_times, timed, times_by_rows
+from machines import EXPENSIVE_ROWS, FREE_ROWS, HEAD, fixed_times, timed, times_by_rows
 from reciting import reciting_session, windows_run, wrong
 
 from pass_runtime.backends.base import Drafts
 from pass_runtime.bundle.plan import make_plan
 from pass_runtime.bundle.sampling import SamplingParams
-from pass_runtime.bundle.window import ar_window
+from pass_runtime.bundle.window import (
+    COPY_DRAFTS,
+    ar_window,
+    copy_window,
+    draft_window,
+    fused_window,
+    verify_window,
+)
 from pass_runtime.options import GenerateOptions
 from pass_runtime.tuning import auto as auto_module
 from pass_runtime.tuning.auto import (
@@ -130,6 +137,36 @@ def test_a_sequence_has_ngram_acceptance_of_its_own():
     assert own.of(three).rates == pytest.approx([0.4489827150, 0.4294645641, *expected[2:]])
     assert own.of(two).rates == pytest.approx([0.7, *[0.8] * 15])
     assert own.of(Drafts((1,), "grammar")).rates == pytest.approx([0.98] * 16)
+
+
+def test_windows_for_copies_are_those_of_the_cpp_runtime():
+    tuner = Tuner(HEAD.times(), 4, GOOD)
+    windows = [*map(verify_window, range(1, 5)), *map(copy_window, COPY_DRAFTS)]
+    by_first_window = {choice.plan.windows[0]: choice for choice in tuner.choices(4)}
+
+    def chosen(first, next_of_plan, proposed):
+        """proposed: the confidence and number of each text's copied drafts."""
+        drafts = [each and Drafts((0,) * each[1], "ngram", each[0]) for each in proposed]
+        window = tuner.verifying(
+            by_first_window[first],
+            len(drafts),
+            [(each, Rates(tuner.rates)) for each in drafts],
+            next_of_plan,
+            windows,
+        )
+        return window and window.name
+
+    ar, draft, fused = ar_window(), draft_window(2), fused_window([2, 2, 2])
+    plans = [(ar, ar), (draft, draft), (draft, verify_window(2)), (fused, fused)]
+    texts = [[(5, 16)], [(3, 16)], [(1, 16)], [(5, 3)], [(4, 16), None], [(1, 16), (2, 16)]]
+    assert [[chosen(*plan, text) for plan in plans] for text in texts] == [
+        ["copy-8", "copy-8", "copy-8", "copy-8"],
+        ["verify-4", "verify-4", "verify-4", "verify-4"],
+        ["verify-3", "verify-3", None, "verify-2"],
+        ["verify-3", "verify-3", "verify-3", "verify-3"],
+        [None, "verify-2", None, "verify-3"],
+        [None, "verify-2", None, "verify-2"],
+    ]
 
 
 def test_each_sampler_starts_from_the_acceptance_stated_for_it(tiny_bundle):

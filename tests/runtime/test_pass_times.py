@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import Machine, tiled, timed, times_by_rows
+from machines import HEAD, Machine, tiled, timed, times_by_rows
 from reciting import assert_idle, engine_of, reciting_session
 
 from pass_runtime.backends.base import Batch, Capabilities
@@ -171,11 +171,6 @@ def test_windows_of_more_than_half_the_capacity_are_not_timed(tiny_bundle):
 def test_tokens_beyond_the_capacity_are_refused():
     with pytest.raises(ValueError, match="257 tokens do not fit a KV capacity of 256"):
         Capabilities("cpu", 50, (64, 256), (1,)).capacity(257)
-
-
-HEAD = Machine(
-    lambda rows: 1 + 0.25 * rows, adapter=0.8, lookahead=0.05, tail=0.1, sampled=0.05, draft=0.3
-)
 
 
 def test_estimates_are_those_of_the_cpp_runtime():

@@ -202,6 +202,43 @@ TEST_CASE("every sequence has its own acceptance of n-gram drafts", "[tuning]") 
     check(own.of(2), {0.7, 0.8, 0.8, 0.8});
 }
 
+// As tests/runtime/test_auto.py.
+TEST_CASE("windows for copies are those of Python", "[tuning]") {
+    Tuner tuner(PassTimes(timed_passes()), 4, {0.7, 0.45, 0.2, 0.06});
+    std::vector<Window> windows;
+    for (int drafts = 1; drafts <= 4; ++drafts) windows.push_back(verify_window(drafts));
+    for (const int drafts : {8, 16}) windows.push_back(copy_window(drafts));
+    const Window ar = ar_window(), draft = draft_window(2), fused = fused_window({2, 2, 2});
+    const std::vector<std::pair<Window, Window>> plans{
+        {ar, ar}, {draft, draft}, {draft, verify_window(2)}, {fused, fused}};
+    // The confidence and the number of each sequence's copied drafts.
+    using Text = std::vector<std::pair<int, std::size_t>>;
+    const std::vector<std::pair<Text, std::vector<std::string>>> expected{
+        {{{5, 16}}, {"copy-8", "copy-8", "copy-8", "copy-8"}},
+        {{{3, 16}}, {"verify-4", "verify-4", "verify-4", "verify-4"}},
+        {{{1, 16}}, {"verify-3", "verify-3", "", "verify-2"}},
+        {{{5, 3}}, {"verify-3", "verify-3", "verify-3", "verify-3"}},
+        {{{4, 16}, {0, 0}}, {"", "verify-2", "", "verify-3"}},
+        {{{1, 16}, {2, 16}}, {"", "verify-2", "", "verify-2"}},
+    };
+    const std::vector<Choice> choices = tuner.choices(4, 1, tuner.rates().of().cumulative());
+    for (const auto& [text, names] : expected) {
+        Rates own(tuner.rates());
+        std::vector<DraftState> states;
+        for (const auto& [confidence, drafts] : text)
+            states.push_back({0, {Drafts(drafts), confidence}, &own});
+        for (std::size_t i = 0; i < plans.size(); ++i) {
+            const auto choice = std::find_if(choices.begin(), choices.end(), [&](const auto& each) {
+                return each.plan.windows.front() == plans[i].first;
+            });
+            REQUIRE(choice != choices.end());
+            const Window* window = tuner.verifying(*choice, static_cast<int>(text.size()), states,
+                                                   plans[i].second, windows);
+            CHECK((window == nullptr ? "" : window->name) == names[i]);
+        }
+    }
+}
+
 // As tests/runtime/test_pass_times.py.
 TEST_CASE("pass times are those of Python", "[tuning]") {
     PassTimes times(timed_passes());
