@@ -144,9 +144,16 @@ def open_genai(directory: Path, threads: int) -> Write:
     return write
 
 
-def open_llama_cpp(model: Path, threads: int) -> Write:
+def open_llama_cpp(model: Path, threads: int, *, lookup: bool = False) -> Write:
+    drafts = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
     llama = import_module("llama_cpp").Llama(
-        str(model), n_ctx=2048, n_threads=threads or None, verbose=False
+        str(model),
+        n_ctx=2048,
+        n_threads=threads or None,
+        n_threads_batch=threads or None,
+        draft_model=drafts() if lookup else None,
+        logits_all=lookup,  # else drafts after 512 tokens fail
+        verbose=False,
     )
 
     def write(ids: list[int], tokens: int, *, ignore_eos: bool = False) -> TimedText:
@@ -240,8 +247,9 @@ def start_peers(genai: Sequence[Path], llama_cpp: Path | None, threads: int) -> 
         with_drafts = Contestant(f"{name}, n-gram", partial(write, ngram=True), name)
         peers += [Contestant(name, write, name), with_drafts]
     if llama_cpp is not None:
-        write = start_process(open_llama_cpp, llama_cpp, threads)
-        peers.append(Contestant("llama.cpp", write, "llama.cpp"))
+        for name, lookup in (("llama.cpp", False), ("llama.cpp, lookup", True)):
+            write = start_process(partial(open_llama_cpp, lookup=lookup), llama_cpp, threads)
+            peers.append(Contestant(name, write, "llama.cpp"))
     return peers
 
 

@@ -27,9 +27,7 @@ mkdir -p "$output" "$target"
 if [ -f "$target/lookahead.safetensors" ] && [ ! -f "$output/start.safetensors" ] && [ ! -d "$output/checkpoint" ]; then
     cp "$target/lookahead.safetensors" "$output/start.safetensors" # the trained ones replace it
 fi
-# Training for acceptance needs weights that can draft: given ones, or those of the run's first part.
-if [ -f "$output/start.safetensors" ]; then start+=(--start "$output/start.safetensors" --aim acceptance); fi
-if [[ " ${options[*]} " = *" --minutes "* ]]; then start+=(--aim both); fi
+if [ -f "$output/start.safetensors" ]; then start+=(--start "$output/start.safetensors"); fi
 for source in ${PROMPTS:-self}; do start+=(--data "$source"); done
 pass-train --model "$model" --lookahead "$lookahead" --resume --anchors 48 --decay 0.65 --lr 7e-4 \
     --adapter lora --rank 64 --adapter-from "${ADAPTER_FROM:-10}" --head "${start[@]}" "${options[@]}" --output "$output"

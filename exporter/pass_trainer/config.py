@@ -15,7 +15,7 @@ from pass_runtime.measuring.real_use import KINDS, read_prompt_set
 AdapterKind = Literal["none", "lora"]
 WriteWith = Literal["auto", "torch", "int8"]
 TrainDtype = Literal["fp32", "bf16"]
-Aim = Literal["distribution", "acceptance", "both"]
+Aim = Literal["acceptance", "distribution"]
 
 HEAD_RANK, HEAD_WIDTH = 96, 384
 """Default sizes of a new draft head. Larger ones cost a CPU more than they gain."""
@@ -111,7 +111,7 @@ class TrainConfig:
     anchors: int = option(48, "Tokens per sequence after which drafts are trained.", ge=1)
     lr: float = option(
         2e-3,
-        "Learning rate of adapter and head; that of the embeddings is 10 times as high.",
+        "Learning rate of adapter and head; a new adapter's B has 8 times it, embeddings 10.",
         allowed="a finite number above 0",
         gt=0,
     )
@@ -123,10 +123,9 @@ class TrainConfig:
         le=1,
     )
     aim: Aim = option(
-        "distribution",
-        "The loss. distribution: KL divergence from the model's distributions. acceptance: mostly "
-        "the probability that a draft is rejected. both: distribution for 70 % of the run, then "
-        "acceptance.",
+        "acceptance",
+        "The loss. acceptance: mostly the probability that a draft is rejected. distribution: KL "
+        "divergence from the model's distributions.",
     )
     held_out: int | None = option(
         None,

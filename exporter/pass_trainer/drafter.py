@@ -20,8 +20,6 @@ CHUNK_ELEMENTS = 2**26
 """The rows whose logits are computed together, times the vocabulary: 256 MiB in float32."""
 RowLosses = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
 """(hidden [n,H], corrections [n,r] or None, states [n,H]) -> losses [n]. See `row_states`."""
-SWITCH_SHARE = 0.7
-"""Of a run: the aim `both` is `distribution` until then."""
 DISTRIBUTION_SHARE = 0.1
 """Its weight in the aim `acceptance`, whose gradient vanishes if draft and model are far apart."""
 
@@ -42,7 +40,7 @@ class Drafter(torch.nn.Module):
         aim: Aim = "distribution",
     ) -> None:
         super().__init__()
-        self.set_aim(aim, 0.0)
+        self._aim = aim
         self._base = (base,)  # a tuple, so that torch does not register the base's parameters
         self._vocabulary = int(base.config.vocab_size)
         self.register_parameter("lookahead", torch.nn.Parameter(embeddings.float().clone()))
@@ -51,10 +49,6 @@ class Drafter(torch.nn.Module):
     @property
     def embeddings(self) -> torch.nn.Parameter:
         return self.get_parameter("lookahead")
-
-    def set_aim(self, aim: Aim, share: float) -> None:
-        """share: of the run that is done, 0 to 1."""
-        self._for_acceptance = aim == "acceptance" or (aim == "both" and share >= SWITCH_SHARE)
 
     def forward(self, tokens: torch.Tensor, windows: Windows) -> torch.Tensor:
         """Return the loss per anchor, averaged over sequences. tokens [B,N] int64.
@@ -84,7 +78,7 @@ class Drafter(torch.nn.Module):
             ids, adjusted = self.head.adjusted(logits, corrections)
             target, draft = target.gather(-1, ids), adjusted.log_softmax(-1)
             loss = loss - (target.exp() * draft).sum(-1)
-        if self._for_acceptance:
+        if self._aim == "acceptance":
             rejection = 1 - acceptance_probability(target, draft)
             loss = DISTRIBUTION_SHARE * loss + (1 - DISTRIBUTION_SHARE) * rejection
         return loss

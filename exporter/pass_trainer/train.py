@@ -27,7 +27,9 @@ from pass_trainer.windows import Windows, make_windows, on_device, sample_groups
 
 WARMUP_STEPS, FINAL_LR_RATIO = 20, 0.05
 EMBEDDING_LR_RATIO = 10.0
-"""Of the embeddings, relative to adapter and head."""
+"""Of the embeddings, relative to an adapter's A and the head."""
+ADAPTER_B_LR_RATIO = 8.0
+"""Of a new adapter's B, relative to its A (LoRA+, arXiv 2402.12354)."""
 MAX_GRADIENT_NORM = 1.0
 ADAM_BETAS = (0.9, 0.98)
 LOOK_SECONDS = 1.0
@@ -152,13 +154,15 @@ def learning_rate_factor(share: float, step: int) -> float:
     return min(1.0, (step + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 
 
-def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
+def make_optimizer(drafter: Drafter, lr: float, *, is_new: bool) -> torch.optim.AdamW:
+    """is_new: the adapter was not trained before."""
+    ratio = ADAPTER_B_LR_RATIO if is_new else 1.0
     groups: list[dict[str, Any]] = [{"params": [drafter.embeddings], "lr": lr * EMBEDDING_LR_RATIO}]
-    groups += [
-        {"params": list(part.parameters()), "lr": lr}
-        for part in (drafter.adapter, drafter.head)
-        if part
-    ]
+    if drafter.adapter is not None:
+        groups.append({"params": list(drafter.adapter.lora_A), "lr": lr})
+        groups.append({"params": list(drafter.adapter.lora_B), "lr": lr * ratio})
+    if drafter.head is not None:
+        groups.append({"params": list(drafter.head.parameters()), "lr": lr})
     for group in groups:
         group["base_lr"] = group["lr"]
     # A CPU's fused kernel rounds otherwise: a seed would give other weights than in past versions.
@@ -183,7 +187,8 @@ def train(
     on_step(steps done, share done, loss): is called at every look. measure(steps done): measures
     held-out sequences.
     """
-    step, optimizer = len(history.loss), make_optimizer(drafter, config.lr)
+    step = len(history.loss)
+    optimizer = make_optimizer(drafter, config.lr, is_new=config.start is None)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     checkpoint.restore()
     schedule.begin_training(history.clock)
@@ -204,11 +209,9 @@ def train(
     if step == 0:
         schedule.check_text_in_time()
     while not schedule.is_over(step):
-        share = schedule.share(step)
-        factor = learning_rate_factor(share, step - history.stages[-1].start)
+        factor = learning_rate_factor(schedule.share(step), step - history.stages[-1].start)
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        drafter.set_aim(config.aim, share)
         loss = wrapped(*make_batch(config, text, step, accelerator))
         optimizer.zero_grad()
         accelerator.backward(loss)

@@ -160,8 +160,9 @@ def test_each_peer_has_a_process_and_a_reference(monkeypatch, tmp_path):
         "genai int4": "genai int4",
         "genai int4, n-gram": "genai int4",
         "llama.cpp": "llama.cpp",
+        "llama.cpp, lookup": "llama.cpp",
     }
-    assert len(started) == 2 and not any(peer.bundle for peer in peers)
+    assert len(started) == 3 and not any(peer.bundle for peer in peers)
     assert peers[1].write() == {"ngram": True}
 
 

@@ -51,4 +51,4 @@ def test_the_recipe_writes_weights_figures_and_a_card_and_a_second_call_continue
     assert "Not measured yet" not in card
     record = read_record(target / "lookahead.safetensors")
     assert (record.steps, record.recipe["sequences"]) == (4, 64)
-    assert record.recipe["aim"] == "distribution"
+    assert record.recipe["aim"] == "acceptance"

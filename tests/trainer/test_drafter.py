@@ -15,6 +15,7 @@ from pass_exporter.model.draft_head import candidates, new_head
 from pass_exporter.model.load import load_model
 from pass_exporter.model.registry import resolve
 from pass_trainer.drafter import ADAPTED_LAYERS, Drafter, acceptance_probability, new_adapter
+from pass_trainer.train import make_optimizer
 from pass_trainer.windows import make_windows
 
 ALTERNATING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
@@ -114,6 +115,21 @@ def test_truncating_an_adapter_loses_its_smallest_singular_values_alone(model: P
             lost = whole - cut.lora_B[i].detach() @ cut.lora_A[i].detach()
             expected = torch.linalg.svdvals(whole)[rank:].square().sum().sqrt()
             torch.testing.assert_close(lost.norm(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("is_new", "rate_of_b"), [(True, 8e-3), (False, 1e-3)])
+def test_the_optimizer_steps_every_part_at_its_rate(model: PreTrainedModel, is_new, rate_of_b):
+    head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator())
+    drafter = Drafter(model, torch.randn(4, 64), random_adapter(model), head)
+    before = {name: value.detach().clone() for name, value in drafter.named_parameters()}
+    for parameter in drafter.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    make_optimizer(drafter, 1e-3, is_new=is_new).step()  # Adam's first step is the learning rate
+    for name, value in drafter.named_parameters():
+        rate = 1e-2 if name == "lookahead" else rate_of_b if "lora_B" in name else 1e-3
+        torch.testing.assert_close(
+            before[name] - value, torch.full_like(value, rate), atol=1e-6, rtol=0
+        )
 
 
 @torch.no_grad()

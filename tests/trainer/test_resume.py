@@ -134,7 +134,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(done: TrainConfig):
         ({"lr": 1e-3}, r"lr \(0.002, not 0.001\); give the same options"),
         ({"adapter_from": 1}, r"adapter-from \(0, not 1\); give the same options"),
         ({"seed": 1}, r"seed \(0, not 1\); give the same options"),
-        ({"aim": "acceptance"}, r"aim \(distribution, not acceptance\); give the same options"),
+        ({"aim": "distribution"}, r"aim \(acceptance, not distribution\); give the same options"),
         ({"write_with": "int8"}, r"write-with \(torch, not int8\); give the same options"),
     ],
     ids=str,
