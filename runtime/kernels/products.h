@@ -4,7 +4,8 @@
 
 namespace {
 
-// Rows that were rounded to 8 bits for weights, in tiles of up to kernels().tile_rows rows of about equal number.
+// Rows that were rounded to 8 bits for weights, in tiles of up to kernels().tile_rows rows of about
+// equal number.
 class RoundedRows {
    public:
     RoundedRows(size_t rows, const Packed& weights)

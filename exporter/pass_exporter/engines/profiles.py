@@ -40,9 +40,7 @@ def default_prefill_widths(manifest: Manifest, columns: Sequence[int]) -> tuple[
 
 
 def engine_windows(manifest: Manifest) -> list[Window]:
-    lookahead = manifest.lookahead.length
-    copying = (window for window in manifest.verifying if window.drafts > lookahead)
-    return [*plan_windows(lookahead), *copying]
+    return plan_windows(manifest.lookahead.length, manifest.verifying)
 
 
 def widest_window(manifest: Manifest) -> Window:

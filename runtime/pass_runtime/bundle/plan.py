@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pass_runtime.bundle.window import (
@@ -59,10 +59,12 @@ def make_plan(name: str, lookahead: int) -> Plan:
     return Plan(name, (draft_window(lookahead), verify_window(lookahead)))
 
 
-def plan_windows(lookahead: int) -> list[Window]:
-    """Return the windows of PLAN_NAMES with `lookahead` drafts, each once."""
+def plan_windows(lookahead: int, verifying: Iterable[Window] = ()) -> list[Window]:
+    """Return the windows of PLAN_NAMES with `lookahead` drafts, each once, then those of
+    `verifying` with more."""
     windows = (w for name in PLAN_NAMES for w in make_plan(name, lookahead).windows)
-    return [*dict.fromkeys(windows)]
+    copying = (window for window in verifying if window.drafts > lookahead)
+    return [*dict.fromkeys(windows), *copying]
 
 
 def fused_plan(groups: Sequence[int]) -> Plan:

@@ -624,8 +624,7 @@ class Engine:
         if self._running() or kept >= capacity:
             return
         lookahead = self.backend.manifest.lookahead.length
-        copying = (window for window in capabilities.verifying if window.drafts > lookahead)
-        windows = [*plan_windows(lookahead), *copying]
+        windows = plan_windows(lookahead, capabilities.verifying)
         try:
             self.resize(capacity)
             for window in windows:
