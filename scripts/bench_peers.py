@@ -1,6 +1,6 @@
 """Compares the speed of a bundle's plans with plain decoding, onnxruntime-genai and llama.cpp.
 
-    pip install -e '.[cpu,export,peers]'
+    pip install -e '.[cpu,export,peers]'    # and llama-cpp-python, for --llama-cpp
     python scripts/bench_peers.py build/smollm2-135m-int4 --threads 2 --genai build/genai/int4
     python scripts/bench_peers.py build/smollm2-135m-int4 --threads 2 --clients 1 --clients 8
 
@@ -202,14 +202,14 @@ def start_process(engine: Callable[[Path, int], Write], path: Path, threads: int
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(1, spawn, _open, (engine, path, threads))
 
-    def write(*request: Any, **options: Any) -> TimedText:
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return pool.submit(_write, *request, **options).result()
+            return pool.submit(function, *args, **kwargs).result()
         except BrokenProcessPool:
             raise PassError(f"the process that runs {path} ended; see its messages above") from None
 
-    pool.submit(int).result()  # waits: to load one engine at a time needs less memory
-    return write
+    call(int)  # waits: to load one engine at a time needs less memory
+    return partial(call, _write)
 
 
 _opened: list[Write] = []

@@ -111,7 +111,8 @@ class TrainConfig:
     anchors: int = option(48, "Tokens per sequence after which drafts are trained.", ge=1)
     lr: float = option(
         2e-3,
-        "Learning rate of adapter and head; a new adapter's B has 8 times it, embeddings 10.",
+        "Learning rate of the head and an adapter's A. A new adapter's B has 8 times this rate, "
+        "the embeddings 10 times.",
         allowed="a finite number above 0",
         gt=0,
     )
@@ -125,7 +126,7 @@ class TrainConfig:
     aim: Aim = option(
         "acceptance",
         "The loss. acceptance: mostly the probability that a draft is rejected. distribution: KL "
-        "divergence from the model's distributions.",
+        "divergence from the model's distributions, and the head's cross-entropy.",
     )
     held_out: int | None = option(
         None,

@@ -21,7 +21,8 @@ CHUNK_ELEMENTS = 2**26
 RowLosses = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
 """(hidden [n,H], corrections [n,r] or None, states [n,H]) -> losses [n]. See `row_states`."""
 DISTRIBUTION_SHARE = 0.1
-"""Its weight in the aim `acceptance`, whose gradient vanishes if draft and model are far apart."""
+"""Of the loss `distribution` in the aim `acceptance`: the rest has no gradient where draft and
+model are far apart."""
 
 
 class Drafter(torch.nn.Module):

@@ -154,11 +154,11 @@ def learning_rate_factor(share: float, step: int) -> float:
     return min(1.0, (step + 1) / WARMUP_STEPS) * (cosine * (1 - FINAL_LR_RATIO) + FINAL_LR_RATIO)
 
 
-def make_optimizer(drafter: Drafter, lr: float, *, is_new: bool) -> torch.optim.AdamW:
-    """is_new: the adapter was not trained before."""
-    ratio = ADAPTER_B_LR_RATIO if is_new else 1.0
+def make_optimizer(drafter: Drafter, lr: float) -> torch.optim.AdamW:
     groups: list[dict[str, Any]] = [{"params": [drafter.embeddings], "lr": lr * EMBEDDING_LR_RATIO}]
     if drafter.adapter is not None:
+        is_new = not any(b.any() for b in drafter.adapter.lora_B)
+        ratio = ADAPTER_B_LR_RATIO if is_new else 1.0
         groups.append({"params": list(drafter.adapter.lora_A), "lr": lr})
         groups.append({"params": list(drafter.adapter.lora_B), "lr": lr * ratio})
     if drafter.head is not None:
@@ -188,7 +188,7 @@ def train(
     held-out sequences.
     """
     step = len(history.loss)
-    optimizer = make_optimizer(drafter, config.lr, is_new=config.start is None)
+    optimizer = make_optimizer(drafter, config.lr)
     wrapped, optimizer = accelerator.prepare(drafter, optimizer)
     checkpoint.restore()
     schedule.begin_training(history.clock)

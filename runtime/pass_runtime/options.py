@@ -59,8 +59,8 @@ class GenerateOptions:
     )
     lookahead: int | None = option(
         None,
-        "The most drafts of a pass, from any source; 0 is plain decoding.",
-        if_none="the bundle's L, and 16 for copies",
+        "The most drafts of a pass, from any source: 0 (plain decoding) to the bundle's L.",
+        if_none="L, and up to 16 for copies",
     )
     draft: DraftSource | None = option(
         None, "Where drafts come from.", if_none="both for auto, else lookahead"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import shlex
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import bench_peers
 import pytest
 from click.testing import CliRunner
 
+from pass_runtime.errors import PassError
 from pass_runtime.measuring.real_use import ALL_KINDS, EXTRA_TOKENS
 
 LINES = [
@@ -176,3 +178,8 @@ def test_genai_exports_and_decodes(tiny_model, tmp_path, monkeypatch):
     plain = write(prompt, count, ignore_eos=True)
     assert len(plain.tokens) == plain.timed == count and plain.seconds > 0
     assert write(prompt, count, ngram=True, ignore_eos=True).timed >= count
+
+
+def test_an_engine_that_does_not_open_is_an_error_of_one_line(tmp_path):
+    with pytest.raises(PassError, match=r"the process that runs .* ended; see its messages above"):
+        bench_peers.start_process(operator.truediv, tmp_path, 1)  # raises TypeError

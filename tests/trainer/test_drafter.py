@@ -119,12 +119,13 @@ def test_truncating_an_adapter_loses_its_smallest_singular_values_alone(model: P
 
 @pytest.mark.parametrize(("is_new", "rate_of_b"), [(True, 8e-3), (False, 1e-3)])
 def test_the_optimizer_steps_every_part_at_its_rate(model: PreTrainedModel, is_new, rate_of_b):
+    adapter = new_adapter(model, 3, torch.Generator()) if is_new else random_adapter(model)
     head = new_head(model.get_output_embeddings().weight, 6, 8, torch.Generator())
-    drafter = Drafter(model, torch.randn(4, 64), random_adapter(model), head)
+    drafter = Drafter(model, torch.randn(4, 64), adapter, head)
     before = {name: value.detach().clone() for name, value in drafter.named_parameters()}
     for parameter in drafter.parameters():
         parameter.grad = torch.ones_like(parameter)
-    make_optimizer(drafter, 1e-3, is_new=is_new).step()  # Adam's first step is the learning rate
+    make_optimizer(drafter, 1e-3).step()  # Adam's first step is the learning rate
     for name, value in drafter.named_parameters():
         rate = 1e-2 if name == "lookahead" else rate_of_b if "lora_B" in name else 1e-3
         torch.testing.assert_close(

@@ -61,7 +61,7 @@ class BenchOptions:
     )
     drafts: Sequence[DraftSource] = option((), "Draft sources to compare.", flag="--draft")
     lookahead: Sequence[int] = option(
-        (), "The most drafts of a pass. Without any: the bundle's L, and 16 for copies."
+        (), "The most drafts of a pass. Without any: L, and up to 16 for copies."
     )
     repeat: int = option(3, "Rounds; every round runs every plan once.", ge=1)
     batches: Sequence[int] = ()

@@ -118,8 +118,7 @@ def _notes(report: dict[str, Any]) -> Iterator[Text]:
 
 def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     """Return a row of the table of plans. batched: whether sequences ran together. The acceptance
-    at position i is the share of passes that accepted it, of those that verified a draft there; so
-    many positions are shown as fit a line."""
+    at position i is the share of passes that accepted it, of those that verified a draft there."""
     cells = {
         "plan": plan["plan"],
         "tokens/s in all" if batched else "tokens/s": f"{plan['tokens_per_second']:.1f}",
@@ -131,12 +130,12 @@ def _cells(plan: dict[str, Any], *, batched: bool) -> dict[str, str]:
     cells["ms/pass"] = f"{plan['milliseconds_per_pass']:.1f}"
     shown = [each for each in plan["acceptance_of_tried"] if each is not None]
     more = " ..." if len(shown) > SHOWN_POSITIONS else ""
-    cells["acceptance by position"] = " ".join(map(figure, shown[:SHOWN_POSITIONS])) + more or "-"
+    cells["acceptance by position"] = figures(shown[:SHOWN_POSITIONS]) + more or "-"
     return cells
 
 
-def figure(number: float | None) -> str:
-    return "-" if number is None else f"{number:.2f}"
+def figures(numbers: Iterable[float]) -> str:
+    return " ".join(f"{number:.2f}" for number in numbers)
 
 
 def _by_prompt(plans: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
@@ -183,7 +182,7 @@ def print_reasoning(tuner: Tuner, depth: int | None) -> None:
         ),
         f"passes now take {times.slowness:.2f} times as long as at the start",
         *(
-            f"conditional acceptance of {kind}: {' '.join(map(figure, each.rates))}"
+            f"conditional acceptance of {kind}: {figures(each.rates)}"
             for kind, each in acceptance.items()
         ),
     ):

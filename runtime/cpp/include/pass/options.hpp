@@ -53,7 +53,7 @@ struct PASS_API GenerateOptions {
     // of the oldest request that names one.
     std::string plan = "auto";
     // The most drafts of a pass, from any source: 0 (plain decoding) to L of the bundle. Default:
-    // L, and 16 for copies.
+    // L, and up to 16 for copies.
     std::optional<int> lookahead;
     // "lookahead", "ngram" or "both", which is the default if `plan` is "auto". For other plans it
     // is "lookahead".
