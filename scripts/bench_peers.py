@@ -398,7 +398,11 @@ def cell(value: Any) -> str:
 )
 @click.argument("bundles", nargs=-1, required=True, type=PATH)
 @click.option("--prompts", "count", type=POSITIVE, default=12, help="Prompts of each kind.")
-@click.option("--kinds", default=",".join(real_use.CORE_KINDS), help="Kinds of prompts.")
+@click.option(
+    "--kinds",
+    default=",".join(real_use.CORE_KINDS),
+    help="Kinds of prompts; edit, quote and reformat copy much.",
+)
 @click.option("--prompt-file", type=PATH, default=PROMPTS, help="JSON lines: id, kind, prompt.")
 @click.option("--tokens", type=click.IntRange(2), default=128, help="Measured tokens per answer.")
 @click.option("--rounds", type=POSITIVE, default=1, help="Runs of each prompt.")
