@@ -18,15 +18,15 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 @pytest.fixture(scope="module")
 def strict(random_bundle, tmp_path_factory):
-    """A server with API keys and tight limits; a pass takes 50 ms."""
+    """A server with API keys and tight limits; a pass takes 0.1 s."""
     directory = tmp_path_factory.mktemp("strict")
     keys = directory / "keys"
     keys.write_text("# ours\nfirst-key\n\nsecond-key\n")
     limits = ("--max-prompt-tokens", 20, "--max-output-tokens", 30, "--max-body-bytes", 2000)
     flags = ("--api-key-file", keys, "--served-model-name", "mine", "--allow-special-tokens")
-    flags += (*limits, "--request-seconds", 0.6)
+    flags += (*limits, "--request-seconds", 2)
     log = directory / "log"
-    with Server(random_bundle, log, *flags, command=slow_pass_run(0.05)) as running:
+    with Server(random_bundle, log, *flags, command=slow_pass_run(0.1)) as running:
         yield running
 
 
