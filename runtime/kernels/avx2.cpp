@@ -10,6 +10,8 @@ namespace {
 
 #include "avx2.h"
 
+constexpr int TILE_ROWS = 6;
+
 template <int BITS>
 struct Codes {
     __m256i low, high, upper_low, upper_high;
@@ -29,29 +31,34 @@ struct Codes {
     }
 };
 
-inline __m256i pairs(__m256i low, __m256i high, __m256i first, __m256i second) {
-    return _mm256_add_epi16(_mm256_maddubs_epi16(low, first), _mm256_maddubs_epi16(high, second));
+inline __m256i pairs(__m256i low, __m256i high, const int8_t* q) {
+    return _mm256_add_epi16(_mm256_maddubs_epi16(low, four(q)),
+                            _mm256_maddubs_epi16(high, four(q + 4)));
 }
+
+// Keeps GCC from adding the products of all rows in one tree, for which there are too few registers.
+inline void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
 template <int BITS>
 struct Sums {
-    __m256i sum;  // 4 bits: 16 numbers of 16 bits; else 8 of 32
+    __m256i sum, upper;  // 5 bits: 8 numbers of 32 bits; else 16 of 16, `upper` for 8 bits alone
 
-    void clear() { sum = _mm256_setzero_si256(); }
+    void clear() { sum = upper = _mm256_setzero_si256(); }
     void add(const Codes<BITS>& w, const int8_t* q) {
-        const __m256i first = four(q), second = four(q + 4), lower = pairs(w.low, w.high, first, second);
-        if (BITS == 4) {
-            sum = _mm256_add_epi16(sum, lower);
-            return;
-        }
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(lower, _mm256_set1_epi16(1)));
+        const __m256i lower = pairs(w.low, w.high, q);
+        sum = BITS == 5 ? _mm256_add_epi32(sum, _mm256_madd_epi16(lower, _mm256_set1_epi16(1)))
+                        : _mm256_add_epi16(sum, lower);
+        keep_order(sum);
         if (BITS == 8) {
-            const __m256i upper = pairs(w.upper_low, w.upper_high, first, second);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(upper, _mm256_set1_epi16(16)));
+            upper = _mm256_add_epi16(upper, pairs(w.upper_low, w.upper_high, q));
+            keep_order(upper);
         }
     }
     F total(int shift) const {
-        const __m256i whole = BITS == 4 ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum;
+        __m256i whole = BITS == 5 ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+        if (BITS == 8) {
+            whole = _mm256_add_epi32(whole, _mm256_madd_epi16(upper, _mm256_set1_epi16(16)));
+        }
         return _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(shift)));
     }
 };

@@ -1,6 +1,7 @@
-// AVX2 with FMA: 8 floats a vector. The including file defines Codes and Sums.
+// AVX2 with FMA: 8 floats a vector. The including file defines TILE_ROWS, Codes and
+// Sums.
 using F = __m256;
-constexpr int LANES = 8, TILE_ROWS = 4, SCORE_ROWS = 4, VALUE_ROWS = 2, DENSE_ROWS = 2;
+constexpr int LANES = 8, SCORE_ROWS = 4, VALUE_ROWS = 2, DENSE_ROWS = 2;
 
 inline F set(float x) { return _mm256_set1_ps(x); }
 inline F load(const float* x) { return _mm256_loadu_ps(x); }

@@ -8,6 +8,8 @@ namespace {
 
 #include "avx2.h"
 
+constexpr int TILE_ROWS = 4;
+
 template <int BITS>
 struct Codes {
     __m256i low, high;
