@@ -1,5 +1,4 @@
-// AVX2 with FMA: 8 floats a vector. The including file defines TILE_ROWS, Codes and
-// Sums.
+// AVX2 with FMA: 8 floats a vector. The including file defines TILE_ROWS, Codes and Sums.
 using F = __m256;
 constexpr int LANES = 8, SCORE_ROWS = 4, VALUE_ROWS = 2, DENSE_ROWS = 2;
 

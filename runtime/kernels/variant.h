@@ -95,39 +95,49 @@ void round_row(const float* x, int inputs, int middle, RowBlock* out, int step) 
     }
 }
 
+// One or two rows wait for memory, and take all parts of a block in turn; more rows compute, and take
+// one part of all blocks at a time, while they fetch the group that follows.
 template <int M, int BITS>
 void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
     constexpr int codes = Packed::code_bytes(BITS);
-    const int blocks = w.blocks(), bytes = w.block_bytes();
-    for (int part = 0; part < PARTS; part++) {
-        F total[M];
-        for (int m = 0; m < M; m++) total[m] = set(0.f);
+    constexpr int AT_ONCE = M <= 2 ? PARTS : 1, PASSES = PARTS / AT_ONCE;
+    const int blocks = w.blocks(), bytes = w.block_bytes(), fetched = bytes / PASSES;
+    const uint8_t* next = w.group(group) + (PASSES == 1 ? AHEAD : w.group_bytes());
+    for (int first = 0; first < PARTS; first += AT_ONCE) {
+        F total[AT_ONCE][M];
+        for (int p = 0; p < AT_ONCE; p++) {
+            for (int m = 0; m < M; m++) total[p][m] = set(0.f);
+        }
         const uint8_t* stream = w.group(group);
         const RowBlock* a = rows;
-        for (int b = 0; b < blocks; b++, stream += bytes, a += M) {
-            if (part == 0) {
-                for (int i = 0; i < codes + 64; i += 64) __builtin_prefetch(stream + AHEAD + i);
-            }
-            Sums<BITS> sums[M];
-            for (int m = 0; m < M; m++) sums[m].clear();
-            for (int v = 0; v < 4; v++) {
-                const Codes<BITS> eight(stream, v, part);
-                for (int m = 0; m < M; m++) sums[m].add(eight, a[m].q + 8 * v);
-            }
-            const F scale = halves(stream + codes + 2 * LANES * part);
-            if (w.symmetric) {
-                for (int m = 0; m < M; m++) {
-                    total[m] = fma(sums[m].total(a[m].shift), scale * set(a[m].scale), total[m]);
+        for (int b = 0; b < blocks; b++, stream += bytes, next += fetched, a += M) {
+            for (int i = 0; i < fetched; i += 64) __builtin_prefetch(next + i);
+            for (int p = 0; p < AT_ONCE; p++) {
+                const int part = first + p;
+                Sums<BITS> sums[M];
+                for (int m = 0; m < M; m++) sums[m].clear();
+                for (int v = 0; v < 4; v++) {
+                    const Codes<BITS> eight(stream, v, part);
+                    for (int m = 0; m < M; m++) sums[m].add(eight, a[m].q + 8 * v);
                 }
-                continue;
-            }
-            const F offset = halves(stream + codes + 32 + 2 * LANES * part);
-            for (int m = 0; m < M; m++) {
-                total[m] = fma(sums[m].total(0), scale * set(a[m].scale), total[m]);
-                total[m] = fma(offset, set(a[m].sum), total[m]);
+                const F scale = halves(stream + codes + 2 * LANES * part);
+                F* sum = total[p];
+                if (w.symmetric) {
+                    for (int m = 0; m < M; m++) {
+                        sum[m] = fma(sums[m].total(a[m].shift), scale * set(a[m].scale), sum[m]);
+                    }
+                    continue;
+                }
+                const F offset = halves(stream + codes + 32 + 2 * LANES * part);
+                for (int m = 0; m < M; m++) {
+                    sum[m] = fma(sums[m].total(0), scale * set(a[m].scale), sum[m]);
+                    sum[m] = fma(offset, set(a[m].sum), sum[m]);
+                }
             }
         }
-        for (int m = 0; m < M; m++) store(y + m * GROUP + part * LANES, total[m]);
+        for (int p = 0; p < AT_ONCE; p++) {
+            for (int m = 0; m < M; m++) store(y + m * GROUP + (first + p) * LANES, total[p][m]);
+        }
     }
 }
 
