@@ -101,7 +101,7 @@ template <int M, int BITS>
 void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
     constexpr int codes = Packed::code_bytes(BITS);
     constexpr int AT_ONCE = M <= 2 ? PARTS : 1, PASSES = PARTS / AT_ONCE;
-    const int blocks = w.blocks(), bytes = w.block_bytes(), fetched = bytes / PASSES;
+    const int blocks = w.blocks(), bytes = w.block_bytes();
     const uint8_t* next = w.group(group) + (PASSES == 1 ? AHEAD : w.group_bytes());
     for (int first = 0; first < PARTS; first += AT_ONCE) {
         F total[AT_ONCE][M];
@@ -110,8 +110,8 @@ void tile(const Packed& w, int group, const RowBlock* rows, float* y) {
         }
         const uint8_t* stream = w.group(group);
         const RowBlock* a = rows;
-        for (int b = 0; b < blocks; b++, stream += bytes, next += fetched, a += M) {
-            for (int i = 0; i < fetched; i += 64) __builtin_prefetch(next + i);
+        for (int b = 0; b < blocks; b++, stream += bytes, next += bytes / PASSES, a += M) {
+            for (int i = 0; i < (codes + 64) / PASSES; i += 64) __builtin_prefetch(next + i);
             for (int p = 0; p < AT_ONCE; p++) {
                 const int part = first + p;
                 Sums<BITS> sums[M];
